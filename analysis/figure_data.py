@@ -1,0 +1,232 @@
+"""What a view shows, as frozen records of plain arrays: the one form that the screen and every export draw.
+
+A record holds exact numbers (float32) and the choices made on the screen (heads, pinned token, zoom, colour map).
+``dashboard.figures`` packs a record for the browser; ``analysis.export`` draws the same record to a file. This
+module needs NumPy alone, so the first page can be painted before torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+
+HEAD_COLOURS: tuple[str, ...] = (
+    "#1f6fb4", "#e07b00", "#2a9d5c", "#b3386b", "#7a5cc9", "#a8791a",
+    "#2aa5b8", "#d9534a", "#6b8e23", "#9c4fb0", "#4c6a92", "#c2557f",
+)  # fmt: skip
+"""Head hues for light and dark backgrounds; head h takes colour h mod 12, and its number is always shown beside it."""
+
+LINE_CAP = 2000
+"""Most lines a head view draws; the strongest are kept and the rest are told (attention is read from few lines)."""
+
+ColourMapName = Literal["viridis", "cividis", "magma", "greys"]
+
+
+@dataclass(frozen=True)
+class TokenLabel:
+    """One token as a view shows it.
+
+    Attributes:
+        text: what a reader sees (no ``##``, ``Ġ`` or ``▁``; control characters as visible symbols).
+        piece: the tokenizer's own piece, for tooltips.
+        special: a token the model added ([CLS], [SEP], <s>, padding ...).
+        unknown: the tokenizer did not know it; ``text`` then still shows what was typed.
+        segment: 0 for sentence A (with the first separator, as BertViz does), 1 for sentence B.
+        word: index of its word in its segment, None for a special token.
+        continues: it continues the word of the token before it.
+    """
+
+    text: str
+    piece: str
+    special: bool = False
+    unknown: bool = False
+    segment: int = 0
+    word: int | None = None
+    continues: bool = False
+
+
+@dataclass(frozen=True)
+class HeadView:
+    """Lines between two columns of tokens, for one layer.
+
+    Attributes:
+        weights: (H, Q, K) exact weights of the layer's heads.
+        left, right: Q query tokens and K key tokens (for self-attention the same).
+        layer: index of the layer, from 0; ``layers`` how many there are.
+        active: heads whose lines are drawn, ascending.
+        pinned: ("left" | "right", index) when one token's lines alone are shown.
+        threshold: weights below it are not drawn.
+        pair_filter: which part of a sentence pair is shown.
+        hide_special: special tokens and their lines are left out (weights are not renormalised).
+        direction: reading order label, "ltr" or "rtl".
+        kind: "encoder", "decoder" or "cross".
+    """
+
+    weights: Floats
+    left: tuple[TokenLabel, ...]
+    right: tuple[TokenLabel, ...]
+    layer: int
+    layers: int
+    active: tuple[int, ...]
+    pinned: tuple[Literal["left", "right"], int] | None = None
+    threshold: float = 0.0
+    pair_filter: Literal["all", "aa", "ab", "ba", "bb"] = "all"
+    hide_special: bool = False
+    direction: Literal["ltr", "rtl"] = "ltr"
+    kind: Literal["encoder", "decoder", "cross"] = "encoder"
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """All heads as thumbnails.
+
+    Attributes:
+        thumbnails: (L, H, b, b) maps (max-pooled above b tokens), rows are queries.
+        selected: (layer, head) or None.
+        shared_scale: one colour scale for all thumbnails (else each has its own maximum).
+        groups: key-value head of each query head (H,), or None when every head has its own.
+    """
+
+    thumbnails: Floats
+    selected: tuple[int, int] | None = None
+    shared_scale: bool = False
+    colour_map: ColourMapName = "viridis"
+    groups: tuple[int, ...] | None = None
+    kind: Literal["encoder", "decoder", "cross"] = "encoder"
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """One matrix of weights (queries down, keys across).
+
+    Attributes:
+        weights: (Q, K) exact values.
+        rows, columns: Q and K labels.
+        title: what it is, such as "layer 3 · head 5" or "rollout up to layer 6".
+        zoom: (row start, row stop, column start, column stop) that is visible, or None for all.
+        limits: colour limits (low, high) in weight units; None = 0 to the maximum of the whole matrix.
+        unit: text of the scale bar.
+        selected: (row, column) cell, or None.
+    """
+
+    weights: Floats
+    rows: tuple[TokenLabel, ...]
+    columns: tuple[TokenLabel, ...]
+    title: str = ""
+    zoom: tuple[int, int, int, int] | None = None
+    limits: tuple[float, float] | None = None
+    colour_map: ColourMapName = "viridis"
+    unit: str = "attention weight (rows sum to 1)"
+    selected: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """One score a token, drawn as coloured text and as bars.
+
+    Attributes:
+        scores: (N,) exact values.
+        tokens: N labels.
+        source: index of the token whose row this is (marked), or None.
+    """
+
+    scores: Floats
+    tokens: tuple[TokenLabel, ...]
+    title: str = ""
+    source: int | None = None
+    limits: tuple[float, float] | None = None
+    colour_map: ColourMapName = "viridis"
+    unit: str = "share of the row (sums to 1)"
+    direction: Literal["ltr", "rtl"] = "ltr"
+
+
+@dataclass(frozen=True)
+class PatchMaps:
+    """One or more maps over a picture.
+
+    Attributes:
+        picture: (height, width, 3) uint8, what the model saw, upright.
+        maps: (M, rows, columns) exact values, one per panel.
+        titles: M panel titles.
+        marked: patch (row, column) whose attention is shown, or None for CLS.
+        opacity: of the overlay, 0 to 1.
+        shared_scale: one scale for all panels (else each has its own maximum).
+        limits: explicit colour limits for all panels, else derived.
+        smooth: interpolate between patches instead of drawing them as squares.
+        selected: index of the selected panel, or None.
+    """
+
+    picture: NDArray[np.uint8]
+    maps: Floats
+    titles: tuple[str, ...]
+    marked: tuple[int, int] | None = None
+    opacity: float = 0.6
+    colour_map: ColourMapName = "viridis"
+    shared_scale: bool = True
+    limits: tuple[float, float] | None = None
+    smooth: bool = False
+    unit: str = "attention weight"
+    selected: int | None = None
+
+
+Figure = HeadView | ModelView | MatrixView | TokenScores | PatchMaps
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a figure comes from; written inside every exported file.
+
+    Attributes:
+        model, revision: name and exact revision (a commit, or the SHA-256 of the weights).
+        input: the text(s) as typed, or the picture's name and SHA-256.
+        layer: "3 of 6", or "all".
+        heads: "5", "mean of 12", "1, 4, 7".
+        aggregation: how heads or tokens were put together, "none" if they were not.
+        method: "attention", "attention rollout (Abnar & Zuidema 2020)" ...
+        settings: every other choice on the screen, plain values.
+        notes: what the reader must know (truncated, sliding window, fallback ...).
+        software: name and version of this program and of the libraries that computed it.
+    """
+
+    model: str
+    revision: str
+    input: str
+    layer: str
+    heads: str
+    aggregation: str
+    method: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    software: Mapping[str, str] = field(default_factory=dict)
+
+
+def weight_levels(weights: Floats) -> NDArray[np.uint8]:
+    """Weights in [0, 1] as levels ``round(255 * sqrt(w))``: one byte each, small weights kept (0.001 is level 8).
+
+    Args:
+        weights: any shape; values outside [0, 1] are clipped.
+    """
+    return np.rint(255.0 * np.sqrt(np.clip(weights, 0.0, 1.0))).astype(np.uint8)
+
+
+def strongest_cutoff(levels: NDArray[np.uint8], *, cap: int = LINE_CAP, floor: int = 1) -> int:
+    """Smallest level such that at most ``cap`` entries reach it: the lines that a head view draws.
+
+    Screen and export use this same rule on the same levels, so they draw the same lines. When one level alone holds
+    more than ``cap`` entries the cut goes above it and fewer are drawn.
+
+    Args:
+        levels: any shape, the candidate lines (already filtered by head, token, pair filter).
+        floor: never below this level (the threshold slider; 1 leaves out exact zeros).
+    """
+    counts = np.bincount(levels.ravel(), minlength=256)
+    at_least = counts[::-1].cumsum()[::-1]  # (256,) how many reach each level
+    allowed = np.flatnonzero(at_least <= cap)
+    cutoff = int(allowed[0]) if allowed.size else 256
+    return max(cutoff, floor)

@@ -1,0 +1,408 @@
+"""Attention of any transformers model: the one function registered with the library, and ``capture``.
+
+Every attention layer of the library calls a function that a program may register. This module registers one, under
+``IMPLEMENTATION``, when it is imported; it computes with ``attn_core`` and records what the layer used: query and key
+after rotary embedding, mask rule, bias, scale and soft cap. Masks are kept as rules, not as n × n arrays.
+
+Models that do not go through the interface (DeBERTa-v2, Bloom ...) are captured through ``output_attentions``.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import causal_mask_function
+
+from attn_core.errors import UnsupportedModelError
+from attn_core.maps import AttentionMap, DenseMap
+from attn_core.masks import MaskRule
+from attn_core.seam import Recorded, model_attention, recording
+
+IMPLEMENTATION = "attnscope"
+"""Name of our function in the library's registry."""
+
+Kind = Literal["encoder", "decoder", "cross"]
+
+_CROSS_NAMES = ("encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention")
+
+
+class RuleMask(torch.Tensor):
+    """A mask as models hand it around, (B, 1, Q, K) in shape, that holds its rule and no n × n numbers.
+
+    Our attention reads ``rule``. Any tensor operation on it works on the written-out mask: boolean (True = may
+    attend), or additive when it is added to scores, as the library's eager attention does. So a model that looks into
+    its mask, or another thread that is in the middle of a plain forward pass, still computes the right thing.
+    """
+
+    rule: MaskRule
+
+    @staticmethod
+    def of(rule: MaskRule, *, batch: int, queries: int, keys: int, device: torch.device) -> RuleMask:
+        """The mask of a rule; O(1) memory."""
+        shell = torch.ones((), dtype=torch.bool, device=device).expand(batch, 1, queries, keys)
+        mask: RuleMask = torch.Tensor._make_subclass(RuleMask, shell)
+        mask.rule = rule
+        return mask
+
+    def written_out(self) -> Tensor:
+        """The boolean mask (B, 1, Q, K)."""
+        batch, _, queries, keys = self.shape
+        rows, columns = (torch.arange(n, device=self.device) for n in (queries, keys))
+        allowed = self.rule.allowed(rows, columns, queries=queries, keys=keys)
+        if allowed is None:
+            return torch.ones((batch, 1, queries, keys), dtype=torch.bool, device=self.device)
+        return allowed.expand(batch, -1, queries, keys)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        additive = getattr(func, "__name__", "") in _ADDITIONS
+        others = [a for a in args if isinstance(a, Tensor) and not isinstance(a, RuleMask)]
+        dtype = next((a.dtype for a in others if a.is_floating_point()), torch.float32)
+
+        def plain(value: Any) -> Any:
+            if not isinstance(value, RuleMask):
+                return value
+            written = value.written_out()
+            if not additive:
+                return written
+            return torch.zeros(written.shape, dtype=dtype, device=written.device).masked_fill(
+                ~written, torch.finfo(dtype).min
+            )
+
+        return func(*(plain(a) for a in args), **{name: plain(value) for name, value in kwargs.items()})
+
+
+_METADATA = frozenset({"__get__", "size", "dim", "ndimension", "numel", "is_floating_point", "__len__", "get_device"})
+_ADDITIONS = frozenset({"add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__rsub__"})
+
+
+def rule_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> RuleMask | None:
+    """Our entry in the library's mask interface: the rule of a mask instead of the mask.
+
+    The library describes every mask as a function of index tensors; the rule keeps that function and evaluates it on
+    the block that is asked for. Plain causal masks and padding are recognised, since fused kernels know them.
+    """
+    key_valid = None
+    if attention_mask is not None:
+        key_valid = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+        if key_valid.shape[1] < kv_length:  # static caches: positions not written yet
+            key_valid = nn.functional.pad(key_valid, (0, kv_length - key_valid.shape[1]))
+    if mask_function is causal_mask_function and q_offset + q_length == kv_offset + kv_length:
+        rule = MaskRule(causal=True, key_valid=key_valid)
+    elif getattr(mask_function, "__name__", "") == "bidirectional_mask_function":
+        rule = MaskRule(key_valid=key_valid)
+    else:
+        shifted = functools.partial(_shifted, mask_function, q_offset, kv_offset)
+        rule = MaskRule(key_valid=key_valid, predicate=shifted, predicate_batch=batch_size)
+    return RuleMask.of(rule, batch=batch_size, queries=q_length, keys=kv_length, device=torch.device(device))
+
+
+def _shifted(
+    function: Callable[..., Any], q_offset: int, kv_offset: int, items: Tensor, heads: Tensor, q: Tensor, k: Tensor
+) -> Tensor:
+    allowed: Tensor = function(items, heads, q + q_offset, k + kv_offset)
+    return allowed
+
+
+def seam_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Our entry in the library's attention interface.
+
+    Args:
+        query: (B, H, Q, D).
+        key, value: (B, G, K, D) and (B, G, K, E).
+        attention_mask: a ``RuleMask``, a boolean or additive tensor, or None.
+        position_bias: added to the scores (T5's relative positions).
+        s_aux: (H,) attention sinks (gpt-oss).
+    Returns:
+        context (B, Q, H, E), and no weights: they are recomputed when asked for.
+    Raises:
+        UnsupportedModelError: during training with dropout, which recorded weights would not show.
+    """
+    if dropout:
+        raise UnsupportedModelError(
+            f"capture: {type(module).__name__} applies attention dropout of {dropout}; call model.eval() first."
+        )
+    rule, bias = _rule_and_bias(attention_mask)
+    if attention_mask is None:
+        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+        rule = MaskRule(causal=True) if causal and query.shape[2] > 1 else None
+    if position_bias is not None:
+        position_bias = position_bias.to(query.dtype)
+        bias = position_bias if bias is None else bias + position_bias
+    context = model_attention(
+        module, query, key, value, rule=rule, bias=bias, scale=scaling, softcap=softcap, sinks=s_aux
+    )
+    return context.transpose(1, 2).contiguous(), None
+
+
+def _rule_and_bias(mask: Tensor | None) -> tuple[MaskRule | None, Tensor | None]:
+    if mask is None:
+        return None, None
+    if isinstance(mask, RuleMask):
+        return (None if mask.rule.is_trivial else mask.rule), None
+    if mask.dtype == torch.bool:
+        return MaskRule(predicate=functools.partial(_looked_up, mask), predicate_batch=mask.shape[0]), None
+    return None, mask
+
+
+def _looked_up(mask: Tensor, items: Tensor, heads: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """A ready boolean mask (B, 1, Q, K) as a predicate."""
+    return mask[items, heads, q if mask.shape[2] > 1 else torch.zeros_like(q), k]
+
+
+AttentionInterface.register(IMPLEMENTATION, seam_attention)
+AttentionMaskInterface.register(IMPLEMENTATION, rule_mask)
+
+
+@dataclass
+class AttentionTrace:
+    """What was captured; complete after the block, and valid as long as it is kept.
+
+    Attributes:
+        encoder, decoder, cross: one map a layer, for the whole batch. Decoder-only models fill ``decoder``.
+        fallback: the weights came from ``output_attentions``, since the model does not use the interface.
+        notes: what a reader must know.
+    """
+
+    encoder: tuple[AttentionMap, ...] = ()
+    decoder: tuple[AttentionMap, ...] = ()
+    cross: tuple[AttentionMap, ...] = ()
+    fallback: bool = False
+    notes: tuple[str, ...] = ()
+
+    def item(self, index: int) -> AttentionTrace:
+        """The trace of one batch item, padding cut out: equal to the trace of the item alone.
+
+        Raises:
+            IndexError: if there is no such item.
+        """
+        decoder_rows = _valid_rows(self.decoder, index)
+        return AttentionTrace(
+            encoder=tuple(m.item(index) for m in self.encoder),
+            decoder=tuple(m.item(index) for m in self.decoder),
+            cross=tuple(m.item(index, rows=decoder_rows) for m in self.cross),
+            fallback=self.fallback,
+            notes=self.notes,
+        )
+
+
+def _valid_rows(maps: tuple[AttentionMap, ...], index: int) -> Tensor | None:
+    """Query positions of an item that are no padding, as the decoder's own self-attention tells."""
+    rule = getattr(maps[0], "rule", None) if maps else None
+    if rule is None or rule.key_valid is None or maps[0].queries != maps[0].keys:
+        return None
+    kept: Tensor = rule.key_valid[index].nonzero()[:, 0]
+    return kept
+
+
+@contextmanager
+def capture(module: nn.Module) -> Iterator[AttentionTrace]:
+    """Capture the attention of one forward pass of a transformers model inside the block.
+
+    ``with capture(model) as trace: model(**inputs)``; then ``trace.encoder[layer].row(head, query)`` and so on.
+    The outputs are the model's own. Nothing stays changed on the model after the block, also after an exception; two
+    threads may capture on one model at the same time, each gets its own pass.
+
+    Raises:
+        UnsupportedModelError: if the model is no transformers model, or no attention was seen in the block.
+    """
+    if not isinstance(module, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"capture: module must be a transformers model but is {type(module).__name__}; "
+            "load it with analysis.models.load_model."
+        )
+    trace = AttentionTrace()
+    if uses_interface(module):
+        with _switched(module), recording() as record:
+            yield trace
+        _fill_from_calls(trace, module, record.calls)
+    else:
+        with _attentions_requested(module) as outputs:
+            yield trace
+        _fill_from_outputs(trace, module, outputs)
+    if not (trace.encoder or trace.decoder or trace.cross):
+        raise UnsupportedModelError(
+            f"capture: no attention of {type(module).__name__} was seen; call the model inside the block, "
+            "or choose a model whose attention goes through transformers' attention interface."
+        )
+
+
+def uses_interface(module: PreTrainedModel) -> bool:
+    """Whether the attention of this model goes through the library's attention interface."""
+    models = [m for m in module.modules() if isinstance(m, PreTrainedModel)]
+    return all(type(m)._can_set_attn_implementation() for m in models)
+
+
+# One model may be captured by several threads: the first switches it to our function, the last switches it back.
+_switch_lock = threading.Lock()
+_switches: WeakKeyDictionary[nn.Module, _Switch] = WeakKeyDictionary()
+
+
+@dataclass
+class _Switch:
+    users: int = 0
+    before: list[tuple[Any, str | None]] = field(default_factory=list)
+
+
+@contextmanager
+def _switched(module: PreTrainedModel) -> Iterator[None]:
+    with _switch_lock:
+        switch = _switches.setdefault(module, _Switch())
+        switch.users += 1
+        if switch.users == 1:
+            switch.before = [(c, c._attn_implementation_internal) for c in _configs(module)]
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    module.set_attn_implementation(IMPLEMENTATION)
+            except BaseException:
+                _restore(module, switch)
+                raise
+    try:
+        yield
+    finally:
+        with _switch_lock:
+            switch.users -= 1
+            if switch.users == 0:
+                _restore(module, switch)
+
+
+def _restore(module: nn.Module, switch: _Switch) -> None:
+    for config, implementation in switch.before:
+        config._attn_implementation_internal = implementation
+    _switches.pop(module, None)
+
+
+def _configs(module: PreTrainedModel) -> list[Any]:
+    """Every configuration object of the model and its parts, each once."""
+    found: dict[int, Any] = {}
+    waiting = [m.config for m in module.modules() if isinstance(m, PreTrainedModel)]
+    while waiting:
+        config = waiting.pop()
+        if config is None or id(config) in found:
+            continue
+        found[id(config)] = config
+        waiting.extend(getattr(config, name, None) for name in config.sub_configs)
+    return list(found.values())
+
+
+def _fill_from_calls(trace: AttentionTrace, module: PreTrainedModel, calls: list[Recorded]) -> None:
+    names = {id(part): name for name, part in module.named_modules()}
+    maps: dict[Kind, list[AttentionMap]] = {"encoder": [], "decoder": [], "cross": []}
+    for call in calls:
+        name = names.get(id(call.module))
+        if name is not None:  # else another model was called inside the block
+            maps[_kind(module, name, call)].append(call.map)
+    trace.encoder, trace.decoder, trace.cross = (tuple(maps[k]) for k in ("encoder", "decoder", "cross"))
+
+
+def _kind(module: PreTrainedModel, name: str, call: Recorded) -> Kind:
+    lowered = name.lower()
+    if any(part in lowered for part in _CROSS_NAMES):
+        return "cross"
+    if module.config.is_encoder_decoder:
+        return "decoder" if "decoder" in lowered.split(".") else "encoder"
+    if getattr(module.config, "is_decoder", False) or getattr(call.module, "is_causal", False) or call.map.rule.causal:
+        return "decoder"
+    return "encoder"
+
+
+# Fallback: the model's own output_attentions, asked for and read by hooks that only act for this context.
+_asked: ContextVar[list[Any] | None] = ContextVar("analysis_hf_attentions", default=None)
+
+
+@contextmanager
+def _attentions_requested(module: PreTrainedModel) -> Iterator[list[Any]]:
+    outputs: list[Any] = []
+    token = _asked.set(outputs)
+
+    def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if _asked.get() is outputs:
+            kwargs = {**kwargs, "output_attentions": True, "return_dict": True}
+        return args, kwargs
+
+    def read(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if _asked.get() is outputs:
+            outputs.append((output, kwargs.get("attention_mask")))
+
+    hooks = [
+        module.register_forward_pre_hook(ask, with_kwargs=True),
+        module.register_forward_hook(read, with_kwargs=True),
+    ]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+        _asked.reset(token)
+
+
+def _fill_from_outputs(trace: AttentionTrace, module: PreTrainedModel, outputs: list[Any]) -> None:
+    trace.fallback = True
+    trace.notes = (
+        f"{type(module).__name__} does not use transformers' attention interface: its weights were read through "
+        "output_attentions, so every layer holds its n × n array.",
+    )
+    causal = getattr(module.config, "is_decoder", False) or module.config.model_type in _CAUSAL_FALLBACKS
+    for output, mask in outputs:
+        valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        own = tuple(_stored(w, valid, valid) for w in output.get("attentions") or () if w is not None)
+        trace.encoder += tuple(
+            _stored(w, valid, valid) for w in output.get("encoder_attentions") or () if w is not None
+        )
+        trace.encoder += () if causal else own
+        trace.decoder += own if causal else ()
+        trace.decoder += tuple(_stored(w, None, None) for w in output.get("decoder_attentions") or ())
+        trace.cross += tuple(_stored(w, None, valid) for w in output.get("cross_attentions") or ())
+
+
+_CAUSAL_FALLBACKS = frozenset({"bloom", "codegen", "ctrl", "xlnet", "gptj", "mpt"})
+
+
+def _stored(weights: Tensor, row_valid: Tensor | None, key_valid: Tensor | None) -> DenseMap:
+    return DenseMap(stored=weights.detach(), row_valid=row_valid, key_valid=key_valid)

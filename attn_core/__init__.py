@@ -1,0 +1,24 @@
+"""Attention from scratch: the mechanisms, their maps, and the one seam that models call. Needs torch alone."""
+
+from attn_core.errors import MemoryBudgetError, UnsupportedModelError
+from attn_core.flash import flash_attention
+from attn_core.functional import AttentionOutput, DenseAttentionOutput, attention
+from attn_core.maps import AttentionMap, DenseMap, FactoredMap, HeadStatistics
+from attn_core.masks import MaskRule
+from attn_core.seam import model_attention, recording
+
+__all__ = [
+    "AttentionMap",
+    "AttentionOutput",
+    "DenseAttentionOutput",
+    "DenseMap",
+    "FactoredMap",
+    "HeadStatistics",
+    "MaskRule",
+    "MemoryBudgetError",
+    "UnsupportedModelError",
+    "attention",
+    "flash_attention",
+    "model_attention",
+    "recording",
+]

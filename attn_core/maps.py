@@ -1,0 +1,371 @@
+"""Attention maps of one layer: stored as what they were made from, asked for what a view draws.
+
+``FactoredMap`` keeps query, key and the log-sum-exp of each row, O(n·d) numbers, and recomputes any part exactly as
+P[i, j] = exp(score(q_i, k_j) − lse_i). ``DenseMap`` keeps the weights themselves, for models that hand nothing else.
+Both answer the same questions with the same numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attn_core.checks import check_index, check_ndim
+from attn_core.errors import MemoryBudgetError
+from attn_core.flash.tiled import bias_block, strip_rows
+from attn_core.functional import attention_scores
+from attn_core.masks import MaskRule
+
+MEMORY_BUDGET = 256 * 2**20
+"""Bytes that one n × n answer may take unless the caller says otherwise."""
+
+
+@dataclass(frozen=True)
+class HeadStatistics:
+    """What each head does, averaged over its queries (rows with nothing allowed do not count).
+
+    Attributes:
+        entropy: (H,) nats, 0 when all weight lies on one key.
+        max_weight: (H,) mean of each row's largest weight.
+        self_mass, previous_mass, next_mass, first_mass: (H,) mean weight on the own, previous, next, first position.
+        mean_distance: (H,) mean |query − key| weighted by attention, in positions.
+        received: (H, K) attention that each key receives, summed over queries.
+    """
+
+    entropy: Tensor
+    max_weight: Tensor
+    self_mass: Tensor
+    previous_mass: Tensor
+    next_mass: Tensor
+    first_mass: Tensor
+    mean_distance: Tensor
+    received: Tensor
+
+
+class AttentionMap(ABC):
+    """Weights of one attention layer, rows are queries.
+
+    A map may hold a batch; every question is asked of one item, so a map with ``batch`` above one answers only
+    ``item``. ``head=None`` asks for all heads and puts them first.
+    """
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, H, Q, K)."""
+
+    @property
+    @abstractmethod
+    def kv_heads(self) -> int:
+        """G: key–value heads; H when every query head has its own."""
+
+    @abstractmethod
+    def item(self, index: int, *, rows: Tensor | None = None, columns: Tensor | None = None) -> AttentionMap:
+        """The map of one batch item, padding cut out.
+
+        Args:
+            rows, columns: positions to keep; None keeps those that the layer's own padding mask keeps.
+        Raises:
+            IndexError: if there is no such item.
+        """
+
+    @abstractmethod
+    def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
+        """(B, H or 1, r, c) weights of a block."""
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self.shape[0]
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return self.shape[1]
+
+    @property
+    def queries(self) -> int:
+        """Q."""
+        return self.shape[2]
+
+    @property
+    def keys(self) -> int:
+        """K."""
+        return self.shape[3]
+
+    def row(self, head: int | None, query: int) -> Tensor:
+        """Where one query looks: (K,), or (H, K) for all heads. Costs O(K · D)."""
+        query = check_index(query, self.queries, "AttentionMap.row: query")
+        return self.block(head, slice(query, query + 1), slice(0, self.keys))[..., 0, :]
+
+    def block(self, head: int | None, rows: slice, columns: slice) -> Tensor:
+        """A rectangle of the map: (r, c), or (H, r, c) for all heads."""
+        self._check_single("block")
+        head = None if head is None else check_index(head, self.heads, "AttentionMap.block: head")
+        rows, columns = _bounded(rows, self.queries), _bounded(columns, self.keys)
+        weights = self._weights(rows, columns, head)[0]
+        return weights if head is None else weights[0]
+
+    def dense(self, head: int | None = None, *, budget: int = MEMORY_BUDGET) -> Tensor:
+        """The whole map: (Q, K), or (H, Q, K) for all heads.
+
+        Raises:
+            MemoryBudgetError: if it would take more than ``budget`` bytes.
+        """
+        self._check_single("dense")
+        heads = self.heads if head is None else 1
+        self._check_budget(heads, budget)
+        return self.block(head, slice(0, self.queries), slice(0, self.keys))
+
+    def weights(self, *, budget: int = MEMORY_BUDGET) -> Tensor:
+        """All weights of the whole batch, padding included: (B, H, Q, K).
+
+        Raises:
+            MemoryBudgetError: if they would take more than ``budget`` bytes.
+        """
+        self._check_budget(self.batch * self.heads, budget)
+        return self._weights(slice(0, self.queries), slice(0, self.keys), None)
+
+    def pooled(self, head: int | None, bins: int, *, how: Literal["max", "mean"] = "max") -> Tensor:
+        """The map reduced to at most ``bins`` × ``bins`` cells, each the largest or mean weight of its rectangle.
+
+        O(strip · K) memory whatever the length.
+
+        Returns:
+            (min(bins, Q), min(bins, K)), or with all heads first.
+        """
+        self._check_single("pooled")
+        if bins < 1:
+            raise ValueError(f"AttentionMap.pooled: bins must be at least 1 but is {bins}.")
+        pool = torch.nn.functional.adaptive_max_pool2d if how == "max" else _mean_pool
+        columns = min(bins, self.keys)
+        parts = []
+        for strip in _aligned_strips(self.queries, min(bins, self.queries), self.heads, self.keys):
+            weights = self.block(head, slice(strip.start, strip.stop), slice(0, self.keys))
+            weights = weights.reshape(-1, *weights.shape[-2:])  # (H or 1, r, K)
+            parts += [pool(weights[:, low:high], (1, columns)) for low, high in strip.bins]
+        pooled = torch.cat(parts, dim=1)
+        return pooled if head is None else pooled[0]
+
+    def top_links(self, head: int | None, k: int) -> tuple[Tensor, Tensor]:
+        """The ``k`` strongest keys of each query: weights and key positions, each (Q, k) or (H, Q, k)."""
+        self._check_single("top_links")
+        if k < 1:
+            raise ValueError(f"AttentionMap.top_links: k must be at least 1 but is {k}.")
+        found = [
+            torch.topk(self.block(head, strip, slice(0, self.keys)), min(k, self.keys), dim=-1)
+            for strip in self._strips()
+        ]
+        return torch.cat([f.values for f in found], dim=-2), torch.cat([f.indices for f in found], dim=-2)
+
+    def statistics(self) -> HeadStatistics:
+        """What each head does, in one pass over strips of queries."""
+        self._check_single("statistics")
+        sums: dict[str, Tensor] = {}
+        received = torch.zeros(self.heads, self.keys)
+        used = torch.zeros(self.heads)
+        columns = torch.arange(self.keys)
+        for strip in self._strips():
+            weights = self.block(None, strip, slice(0, self.keys)).to("cpu", torch.float32)  # (H, r, K)
+            rows = torch.arange(strip.start, strip.stop) + (self.keys - self.queries)
+            offset = columns[None, :] - rows[:, None]  # (r, K)
+            parts = {
+                "entropy": torch.special.entr(weights).sum(-1).sum(-1),
+                "max_weight": weights.amax(-1).sum(-1),
+                "self_mass": (weights * (offset == 0)).sum((-1, -2)),
+                "previous_mass": (weights * (offset == -1)).sum((-1, -2)),
+                "next_mass": (weights * (offset == 1)).sum((-1, -2)),
+                "first_mass": weights[..., 0].sum(-1),
+                "mean_distance": (weights * offset.abs()).sum((-1, -2)),
+            }
+            sums = {name: sums.get(name, 0) + part for name, part in parts.items()}
+            received += weights.sum(-2)
+            used += (weights.sum(-1) > 0).sum(-1)
+        return HeadStatistics(
+            **{name: total / used.clamp(min=1) for name, total in sums.items()}, received=received
+        )
+
+    def _strips(self) -> Iterator[slice]:
+        step = strip_rows(self.heads, self.keys)
+        for start in range(0, self.queries, step):
+            yield slice(start, min(start + step, self.queries))
+
+    def _check_single(self, method: str) -> None:
+        if self.batch != 1:
+            raise ValueError(
+                f"AttentionMap.{method}: the map must hold one item but holds {self.batch}; call item(index) first."
+            )
+
+    def _check_budget(self, maps: int, budget: int) -> None:
+        needed = maps * self.queries * self.keys * 4
+        if needed > budget:
+            raise MemoryBudgetError(
+                f"AttentionMap: {maps} maps of {self.queries} × {self.keys} weights take {needed / 2**20:,.0f} MiB, "
+                f"more than the budget of {budget / 2**20:,.0f} MiB; ask for row(), block() or pooled() instead, "
+                "or pass a larger budget."
+            )
+
+
+@dataclass(frozen=True)
+class DenseMap(AttentionMap):
+    """A map whose weights are kept.
+
+    Attributes:
+        stored: (B, H, Q, K) weights.
+        row_valid: (B, Q) bool, False for padding among the queries; None = all real.
+        key_valid: (B, K) bool, the same for the keys.
+        groups: key–value heads, None when every head has its own.
+    """
+
+    stored: Tensor
+    row_valid: Tensor | None = None
+    key_valid: Tensor | None = None
+    groups: int | None = None
+
+    def __post_init__(self) -> None:
+        check_ndim(self.stored, 4, "DenseMap: stored")
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, heads, queries, keys = self.stored.shape
+        return batch, heads, queries, keys
+
+    @property
+    def kv_heads(self) -> int:
+        return self.groups or self.heads
+
+    def item(self, index: int, *, rows: Tensor | None = None, columns: Tensor | None = None) -> DenseMap:
+        index = check_index(index, self.batch, "AttentionMap.item: index")
+        rows = _kept(self.row_valid, index, self.queries) if rows is None else rows
+        columns = _kept(self.key_valid, index, self.keys) if columns is None else columns
+        cut = self.stored[index : index + 1][:, :, rows][:, :, :, columns]
+        return replace(self, stored=cut, row_valid=None, key_valid=None)
+
+    def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
+        heads = slice(None) if head is None else slice(head, head + 1)
+        return self.stored[:, heads, rows, columns]
+
+
+@dataclass(frozen=True)
+class FactoredMap(AttentionMap):
+    """A map kept as query, key and log-sum-exp; any part is recomputed exactly.
+
+    Attributes:
+        query: (B, H, Q, D) as it entered the product (after rotary embedding).
+        key: (B, G, K, D).
+        lse: (B, H, Q) of the scaled, capped, biased and masked scores.
+        scale, softcap, bias, rule: what made the scores.
+        row_valid: (B, Q) bool, False for padding among the queries; None = as the keys, when Q = K.
+    """
+
+    query: Tensor
+    key: Tensor
+    lse: Tensor
+    scale: float
+    rule: MaskRule = field(default_factory=MaskRule)
+    bias: Tensor | None = None
+    softcap: float | None = None
+    row_valid: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, heads, queries, _ = self.query.shape
+        return batch, heads, queries, self.key.shape[2]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.key.shape[1]
+
+    def item(self, index: int, *, rows: Tensor | None = None, columns: Tensor | None = None) -> FactoredMap:
+        index = check_index(index, self.batch, "AttentionMap.item: index")
+        key_valid = self.rule.key_valid
+        row_valid = key_valid if self.row_valid is None and self.queries == self.keys else self.row_valid
+        rows = _kept(row_valid, index, self.queries) if rows is None else rows
+        columns = _kept(key_valid, index, self.keys) if columns is None else columns
+        rows, columns = rows.to(self.query.device), columns.to(self.query.device)
+        return FactoredMap(
+            query=self.query[index : index + 1][:, :, rows],
+            key=self.key[index : index + 1][:, :, columns],
+            lse=self.lse[index : index + 1][:, :, rows],
+            scale=self.scale,
+            rule=self.rule.select(index, rows, columns, queries=self.queries, keys=self.keys),
+            bias=_select_bias(self.bias, index, rows, columns),
+            softcap=self.softcap,
+        )
+
+    def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
+        query, key, lse, bias = self.query, self.key, self.lse, self.bias
+        if head is not None:
+            group = head // (self.heads // self.kv_heads)
+            query, lse = query[:, head : head + 1], lse[:, head : head + 1]
+            key = key[:, group : group + 1]
+            bias = bias if bias is None or bias.shape[-3] == 1 else bias[..., head : head + 1, :, :]
+        lse = lse[:, :, rows]
+        scores = attention_scores(
+            query[:, :, rows].to(lse.dtype),
+            key[:, :, columns].to(lse.dtype),
+            scale=self.scale,
+            softcap=self.softcap,
+            bias=bias_block(bias, rows, columns),
+        )
+        lse = torch.where(torch.isneginf(lse), torch.zeros_like(lse), lse)
+        weights = torch.exp(scores - lse[..., None])
+        positions = (torch.arange(s.start, s.stop, device=query.device) for s in (rows, columns))
+        allowed = self.rule.allowed(*positions, queries=self.queries, keys=self.keys)
+        return weights if allowed is None else weights.masked_fill(~allowed, 0.0)
+
+
+@dataclass(frozen=True)
+class _BinStrip:
+    """Some whole bins of rows: ``bins`` are (first, last + 1) inside the strip."""
+
+    start: int
+    stop: int
+    bins: tuple[tuple[int, int], ...]
+
+
+def _aligned_strips(rows: int, bins: int, heads: int, keys: int) -> Iterator[_BinStrip]:
+    """Strips of rows that hold whole bins (adaptive pooling's bounds), so that pooling needs no second pass."""
+    bounds = [(i * rows // bins, -(-(i + 1) * rows // bins)) for i in range(bins)]
+    limit = strip_rows(heads, keys)
+    group: list[tuple[int, int]] = []
+    for low, high in bounds:
+        if group and high - group[0][0] > limit:
+            yield _strip_of(group)
+            group = []
+        group.append((low, high))
+    if group:
+        yield _strip_of(group)
+
+
+def _strip_of(bounds: list[tuple[int, int]]) -> _BinStrip:
+    start = bounds[0][0]
+    return _BinStrip(start, bounds[-1][1], tuple((low - start, high - start) for low, high in bounds))
+
+
+_mean_pool: Callable[[Tensor, tuple[int, int]], Tensor] = torch.nn.functional.adaptive_avg_pool2d
+
+
+def _bounded(part: slice, size: int) -> slice:
+    start, stop, step = part.indices(size)
+    if step != 1:
+        raise ValueError(f"AttentionMap.block: slices must have step 1 but one has {step}.")
+    return slice(start, max(start, stop))
+
+
+def _kept(valid: Tensor | None, index: int, size: int) -> Tensor:
+    return torch.arange(size) if valid is None else valid[index % valid.shape[0]].nonzero()[:, 0]
+
+
+def _select_bias(bias: Tensor | None, index: int, rows: Tensor, columns: Tensor) -> Tensor | None:
+    if bias is None:
+        return None
+    bias = bias if bias.ndim == 4 else bias.view((1,) * (4 - bias.ndim) + bias.shape)
+    bias = bias[index : index + 1] if bias.shape[0] > 1 else bias
+    bias = bias[:, :, rows] if bias.shape[2] > 1 else bias
+    return bias[:, :, :, columns] if bias.shape[3] > 1 else bias

@@ -20,7 +20,7 @@ HEAD_COLOURS: tuple[str, ...] = (
     "#1f6fb4", "#e07b00", "#2a9d5c", "#b3386b", "#7a5cc9", "#a8791a",
     "#2aa5b8", "#d9534a", "#6b8e23", "#9c4fb0", "#4c6a92", "#c2557f",
 )  # fmt: skip
-"""Head hues for light and dark backgrounds; head h takes colour h mod 12, and its number is always shown beside it."""
+"""Head hues for light and dark backgrounds; head h takes colour h mod 12, its number always stands beside it."""
 
 LINE_CAP = 2000
 """Most lines a head view draws; the strongest are kept and the rest are told (attention is read from few lines)."""
@@ -66,6 +66,7 @@ class HeadView:
         hide_special: special tokens and their lines are left out (weights are not renormalised).
         direction: reading order label, "ltr" or "rtl".
         kind: "encoder", "decoder" or "cross".
+        starts: place of the first query and the first key in the whole input, when a window of it is shown.
     """
 
     weights: Floats
@@ -80,6 +81,7 @@ class HeadView:
     hide_special: bool = False
     direction: Literal["ltr", "rtl"] = "ltr"
     kind: Literal["encoder", "decoder", "cross"] = "encoder"
+    starts: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class MatrixView:
         limits: colour limits (low, high) in weight units; None = 0 to the maximum of the whole matrix.
         unit: text of the scale bar.
         selected: (row, column) cell, or None.
+        scale: colour in proportion to the value, or to its square root (tells small values apart).
     """
 
     weights: Floats
@@ -124,6 +127,7 @@ class MatrixView:
     colour_map: ColourMapName = "viridis"
     unit: str = "attention weight (rows sum to 1)"
     selected: tuple[int, int] | None = None
+    scale: Literal["linear", "sqrt"] = "linear"
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class TokenScores:
         scores: (N,) exact values.
         tokens: N labels.
         source: index of the token whose row this is (marked), or None.
+        scale: colour in proportion to the value, or to its square root.
     """
 
     scores: Floats
@@ -144,6 +149,7 @@ class TokenScores:
     colour_map: ColourMapName = "viridis"
     unit: str = "share of the row (sums to 1)"
     direction: Literal["ltr", "rtl"] = "ltr"
+    scale: Literal["linear", "sqrt"] = "linear"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Trace:
     Attributes:
         inputs: what went in.
         logits: (C,) or (N, V) of the model's head, on the CPU; None for a bare encoder.
-        hidden: (N, M) last hidden state of the encoder (or of a decoder-only model), on the CPU, when the model gives it.
+        hidden: (N, M) last hidden state of the encoder (or decoder-only model), on the CPU, when it is given.
         encoder, decoder, cross: one map a layer; empty where the model has none.
         fallback: weights came from ``output_attentions``.
         notes: what a reader must know.

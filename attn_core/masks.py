@@ -12,7 +12,7 @@ Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) index tensors that broadcast -> bool tensor, True = may attend (as in FlexAttention)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MaskRule:
     """Pairs that may attend: the conjunction of all parts that are set.
 
@@ -44,7 +44,12 @@ class MaskRule:
     @property
     def is_trivial(self) -> bool:
         """Whether every pair is allowed."""
-        return self == MaskRule()
+        return not self.causal and self.window is None and self.key_valid is None and self.predicate is None
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """Whether the causal part is all there is, which fused kernels know without a mask."""
+        return self.causal and self.window is None and self.key_valid is None and self.predicate is None
 
     def allowed(self, rows: Tensor, columns: Tensor, *, queries: int, keys: int) -> Tensor | None:
         """Permission of each pair of a block.

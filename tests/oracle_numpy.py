@@ -25,8 +25,12 @@ def oracle_attention(
     context = np.zeros((batch, heads, queries, value.shape[3]))
     lse = np.full((batch, heads, queries), -np.inf)
     weights = np.zeros((batch, heads, queries, keys))
-    full_bias = np.zeros((batch, heads, queries, keys)) if bias is None else np.broadcast_to(bias, weights.shape)
-    full_allowed = np.ones(weights.shape, bool) if allowed is None else np.broadcast_to(allowed, weights.shape)
+    full_bias = (
+        np.zeros((batch, heads, queries, keys)) if bias is None else np.broadcast_to(bias, weights.shape)
+    )
+    full_allowed = (
+        np.ones(weights.shape, bool) if allowed is None else np.broadcast_to(allowed, weights.shape)
+    )
     for b in range(batch):
         for h in range(heads):
             g = h // (heads // groups)
@@ -48,7 +52,7 @@ def oracle_attention(
 def oracle_allowed(
     queries: int, keys: int, *, causal: bool = False, window: int | None = None
 ) -> NDArray[np.bool_]:
-    """(Q, K) permissions by the written conventions: the last query sees the last key; a window counts its own key."""
+    """(Q, K) permissions by the conventions: the last query sees the last key; a window counts its own key."""
     allowed = np.ones((queries, keys), bool)
     for i in range(queries):
         place = i + keys - queries

@@ -93,7 +93,9 @@ class RuleMask(torch.Tensor):
         return func(*(plain(a) for a in args), **{name: plain(value) for name, value in kwargs.items()})
 
 
-_METADATA = frozenset({"__get__", "size", "dim", "ndimension", "numel", "is_floating_point", "__len__", "get_device"})
+_METADATA = frozenset(
+    {"__get__", "size", "dim", "ndimension", "numel", "is_floating_point", "__len__", "get_device"}
+)
 _ADDITIONS = frozenset({"add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__rsub__"})
 
 
@@ -129,7 +131,13 @@ def rule_mask(
 
 
 def _shifted(
-    function: Callable[..., Any], q_offset: int, kv_offset: int, items: Tensor, heads: Tensor, q: Tensor, k: Tensor
+    function: Callable[..., Any],
+    q_offset: int,
+    kv_offset: int,
+    items: Tensor,
+    heads: Tensor,
+    q: Tensor,
+    k: Tensor,
 ) -> Tensor:
     allowed: Tensor = function(items, heads, q + q_offset, k + kv_offset)
     return allowed
@@ -321,7 +329,7 @@ def _restore(module: nn.Module, switch: _Switch) -> None:
 def _configs(module: PreTrainedModel) -> list[Any]:
     """Every configuration object of the model and its parts, each once."""
     found: dict[int, Any] = {}
-    waiting = [m.config for m in module.modules() if isinstance(m, PreTrainedModel)]
+    waiting: list[Any] = [m.config for m in module.modules() if isinstance(m, PreTrainedModel)]
     while waiting:
         config = waiting.pop()
         if config is None or id(config) in found:
@@ -347,9 +355,8 @@ def _kind(module: PreTrainedModel, name: str, call: Recorded) -> Kind:
         return "cross"
     if module.config.is_encoder_decoder:
         return "decoder" if "decoder" in lowered.split(".") else "encoder"
-    if getattr(module.config, "is_decoder", False) or getattr(call.module, "is_causal", False) or call.map.rule.causal:
-        return "decoder"
-    return "encoder"
+    causal = getattr(call.module, "is_causal", False) or call.map.rule.causal
+    return "decoder" if causal or getattr(module.config, "is_decoder", False) else "encoder"
 
 
 # Fallback: the model's own output_attentions, asked for and read by hooks that only act for this context.
@@ -361,7 +368,9 @@ def _attentions_requested(module: PreTrainedModel) -> Iterator[list[Any]]:
     outputs: list[Any] = []
     token = _asked.set(outputs)
 
-    def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def ask(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if _asked.get() is outputs:
             kwargs = {**kwargs, "output_attentions": True, "return_dict": True}
         return args, kwargs

@@ -45,7 +45,7 @@ def fused_attention(
     """
     batch, heads, queries, width = query.shape
     keys = key.shape[2]
-    causal = rule is not None and rule == MaskRule(causal=True) and bias is None and queries == keys
+    causal = rule is not None and rule.is_plain_causal and bias is None and queries == keys
     mask = None if causal else _additive_mask(rule, bias, query, keys)
     context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query,
@@ -78,5 +78,5 @@ def _additive_mask(rule: MaskRule | None, bias: Tensor | None, query: Tensor, ke
     mask = torch.zeros((), dtype=query.dtype, device=query.device) if bias is None else bias.to(query.dtype)
     if allowed is not None:
         mask = torch.where(allowed, mask, -math.inf)
-    mask = mask.expand(torch.broadcast_shapes(mask.shape, (1, 1, queries, keys)))
-    return mask if mask.ndim == 4 else mask.view(1, 1, *mask.shape)
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    return mask.expand(-1, -1, queries, keys)

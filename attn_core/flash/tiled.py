@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attn_core.functional import AttentionOutput, attention_scores, masked_softmax, repeat_groups, resolve_scale
+from attn_core.functional import (
+    AttentionOutput,
+    attention_scores,
+    masked_softmax,
+    repeat_groups,
+    resolve_scale,
+)
 from attn_core.masks import MaskRule
 
 STRIP_ELEMENTS = 4_000_000

@@ -40,7 +40,9 @@ def cases(draw: st.DrawFn, *, dtype: torch.dtype = torch.float64, padding: bool 
     rule = MaskRule(
         causal=draw(st.booleans()), window=draw(st.none() | st.integers(1, 10)), key_valid=key_valid
     )
-    bias_shape = draw(st.sampled_from([None, (1, heads, queries, keys), (batch, 1, 1, keys), (1, 1, queries, 1)]))
+    bias_shape = draw(
+        st.sampled_from([None, (1, heads, queries, keys), (batch, 1, 1, keys), (1, 1, queries, 1)])
+    )
     return Case(
         query=normal(batch, heads, queries, width),
         key=normal(batch, groups, keys, width),

@@ -44,7 +44,13 @@ def test_reference_is_the_formula(case: Case) -> None:
 @given(cases(dtype=torch.float32))
 def test_every_implementation_gives_the_same(case: Case) -> None:
     expected = flash_attention(
-        case.query, case.key, case.value, rule=case.rule, bias=case.bias, softcap=case.softcap, impl="reference"
+        case.query,
+        case.key,
+        case.value,
+        rule=case.rule,
+        bias=case.bias,
+        softcap=case.softcap,
+        impl="reference",
     )
     for impl in ("tiled", "auto") if case.softcap is not None else ("tiled", "fused", "auto"):
         found = flash_attention(
@@ -60,7 +66,8 @@ def test_rows_sum_to_one_or_are_empty(case: Case) -> None:
     sums = found["weights"].sum(-1)
     empty = torch.isneginf(found["lse"])
     assert_close(sums[~empty], torch.ones_like(sums[~empty]))
-    assert (sums[empty] == 0).all() and (found["context"][empty] == 0).all()
+    assert (sums[empty] == 0).all()
+    assert (found["context"][empty] == 0).all()
 
 
 @given(cases(padding=False))

@@ -39,7 +39,8 @@ def first_items(case: Case) -> tuple[FactoredMap, DenseMap]:
 @given(cases())
 def test_factors_give_the_weights_of_the_whole_batch(case: Case) -> None:
     factored, dense = both_maps(case)
-    assert factored.shape == dense.shape and factored.kv_heads == dense.kv_heads
+    assert factored.shape == dense.shape
+    assert factored.kv_heads == dense.kv_heads
     assert_close(factored.weights(), dense.weights())
 
 

@@ -52,6 +52,11 @@ def repeat_groups(grouped: Tensor, heads: int) -> Tensor:
     return grouped if groups == heads else grouped.repeat_interleave(heads // groups, dim=1)
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor, float16 and bfloat16 widened: a log-sum-exp rounded to half precision would misscale whole rows."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def attention_scores(
     query: Tensor,
     key: Tensor,
@@ -122,14 +127,18 @@ def attention(
         softcap: bends scores to ±softcap.
         sinks: (H,) extra score per head without a value.
     Returns:
-        context (B, H, Q, E), lse (B, H, Q), weights (B, H, Q, K).
+        context (B, H, Q, E) in value's dtype; lse (B, H, Q) and weights (B, H, Q, K), at least float32.
     Raises:
         TypeError, ValueError: if shapes or dtypes do not belong together.
     """
     check_query_key_value(query, key, value, "attention")
     heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
     scores = attention_scores(
-        query, key, scale=resolve_scale(scale, query.shape[3]), softcap=softcap, bias=bias
+        at_least_float32(query),
+        at_least_float32(key),
+        scale=resolve_scale(scale, query.shape[3]),
+        softcap=softcap,
+        bias=bias,
     )
     allowed = None
     if rule is not None:

@@ -28,6 +28,7 @@ from attn_core.errors import UnsupportedModelError
 from attn_core.maps import AttentionMap, DenseMap
 from attn_core.masks import MaskRule
 from attn_core.seam import Recorded, model_attention, recording
+from attn_core.torch_modules import recording_multihead
 
 IMPLEMENTATION = "attnscope"
 """Name of our function in the library's registry."""
@@ -250,22 +251,21 @@ def _valid_rows(maps: tuple[AttentionMap, ...], index: int) -> Tensor | None:
 
 @contextmanager
 def capture(module: nn.Module) -> Iterator[AttentionTrace]:
-    """Capture the attention of one forward pass of a transformers model inside the block.
+    """Capture the attention of one forward pass of a model inside the block: transformers' or PyTorch's own layers.
 
     ``with capture(model) as trace: model(**inputs)``; then ``trace.encoder[layer].row(head, query)`` and so on.
     The outputs are the model's own. Nothing stays changed on the model after the block, also after an exception; two
     threads may capture on one model at the same time, each gets its own pass.
 
     Raises:
-        UnsupportedModelError: if the model is no transformers model, or no attention was seen in the block.
+        UnsupportedModelError: if no attention was seen in the block.
     """
-    if not isinstance(module, PreTrainedModel):
-        raise UnsupportedModelError(
-            f"capture: module must be a transformers model but is {type(module).__name__}; "
-            "load it with analysis.models.load_model."
-        )
     trace = AttentionTrace()
-    if uses_interface(module):
+    if not isinstance(module, PreTrainedModel):
+        with recording_multihead(module) as layers:
+            yield trace
+        _fill_from_layers(trace, layers)
+    elif uses_interface(module):
         with _switched(module), recording() as record:
             yield trace
         _fill_from_calls(trace, module, record.calls)
@@ -276,7 +276,7 @@ def capture(module: nn.Module) -> Iterator[AttentionTrace]:
     if not (trace.encoder or trace.decoder or trace.cross):
         raise UnsupportedModelError(
             f"capture: no attention of {type(module).__name__} was seen; call the model inside the block, "
-            "or choose a model whose attention goes through transformers' attention interface."
+            "or choose a model whose attention goes through transformers' interface or nn.MultiheadAttention."
         )
 
 
@@ -357,6 +357,19 @@ def _kind(module: PreTrainedModel, name: str, call: Recorded) -> Kind:
         return "decoder" if "decoder" in lowered.split(".") else "encoder"
     causal = getattr(call.module, "is_causal", False) or call.map.rule.causal
     return "decoder" if causal or getattr(module.config, "is_decoder", False) else "encoder"
+
+
+def _fill_from_layers(trace: AttentionTrace, layers: list[tuple[str, DenseMap]]) -> None:
+    trace.fallback = True
+    trace.notes = ("Weights were read from nn.MultiheadAttention, so every layer holds its n × n array.",)
+    for name, layer in layers:
+        parts = name.lower().split(".")
+        if "multihead_attn" in parts:  # the cross-attention of nn.TransformerDecoderLayer
+            trace.cross += (layer,)
+        elif "decoder" in parts:
+            trace.decoder += (layer,)
+        else:
+            trace.encoder += (layer,)
 
 
 # Fallback: the model's own output_attentions, asked for and read by hooks that only act for this context.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attn_core.functional import (
     AttentionOutput,
+    at_least_float32,
     attention_scores,
     masked_softmax,
     repeat_groups,
@@ -48,6 +49,7 @@ def tiled_attention(
     keys = key.shape[2]
     columns = torch.arange(keys, device=query.device)
     value = repeat_groups(value, heads)
+    query, key = at_least_float32(query), at_least_float32(key)
     contexts, lses = [], []
     step = strip_rows(batch * heads, keys)
     for start in range(0, max(queries, 1), step):

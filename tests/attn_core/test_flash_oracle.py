@@ -1,0 +1,89 @@
+"""Attention against the exact semantics of the FlashAttention interface, computed by its own test oracle in float64."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from attn_core import MaskRule, attention, flash_attention
+
+FOLDER = Path(__file__).parent.parent / "oracles" / "09_flash"
+CASES: dict[str, dict[str, Any]] = json.loads((FOLDER / "arguments.json").read_text(encoding="utf-8"))
+
+
+def rule_of(arguments: dict[str, Any], queries: int, keys: int) -> MaskRule:
+    """Their (left, right) window, inclusive on both sides and −1 for open, as one of our rules."""
+    left, right = arguments.get("window", (-1, -1))
+    right = 0 if arguments.get("causal") else right
+    if (left, right) == (-1, -1):
+        return MaskRule()
+    if right == 0:
+        return MaskRule(causal=True, window=left + 1 if left >= 0 else None)
+
+    def inside(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        place = row + keys - queries
+        near = (column >= place - left) if left >= 0 else torch.ones_like(column >= place)
+        return near & (column <= place + right) if right >= 0 else near
+
+    return MaskRule(predicate=inside)
+
+
+def bias_of(arguments: dict[str, Any], queries: int, keys: int) -> Tensor | None:
+    """ALiBi: −slope · |distance|, slopes per head or per item and head."""
+    if "slopes" not in arguments:
+        return None
+    slopes = torch.tensor(arguments["slopes"], dtype=torch.float64)
+    distance = (torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)).abs()
+    return -slopes.reshape(-1, slopes.shape[-1], 1, 1) * distance
+
+
+def load(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Arrays in our layout (B, H, N, D), and the arguments of the attention."""
+    with np.load(FOLDER / f"{name}.npz") as stored:
+        arrays = {key: torch.from_numpy(stored[key]) for key in stored.files}
+    arrays = {
+        key: array if key in ("probs", "lse") else array.transpose(1, 2) for key, array in arrays.items()
+    }
+    arguments = CASES[name]
+    queries, keys = arrays["q"].shape[2], arrays["k"].shape[2]
+    options = {
+        "rule": rule_of(arguments, queries, keys),
+        "bias": bias_of(arguments, queries, keys),
+        "scale": arguments.get("scale"),
+        "softcap": arguments.get("softcap"),
+    }
+    return arrays, options
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference_gives_their_numbers_and_gradients(name: str) -> None:
+    arrays, options = load(name)
+    inputs = [arrays[key].clone().requires_grad_() for key in "qkv"]
+    output = attention(*inputs, **options)
+    assert_close(output.context, arrays["out"], atol=1e-10, rtol=1e-9)
+    assert_close(output.weights, arrays["probs"], atol=1e-10, rtol=1e-9)
+    assert_close(output.lse, arrays["lse"], atol=1e-10, rtol=1e-9)
+    gradients = torch.autograd.grad((output.context * arrays["dout"]).sum(), inputs)
+    for gradient, expected in zip(gradients, ("dq", "dk", "dv"), strict=True):
+        assert_close(gradient, arrays[expected], atol=1e-9, rtol=1e-8)
+
+
+@pytest.mark.parametrize("impl", ["tiled", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", CASES)
+def test_every_implementation_gives_their_numbers(name: str, dtype: torch.dtype, impl: str) -> None:
+    arrays, options = load(name)
+    bias = options["bias"]
+    options["bias"] = bias if bias is None else bias.to(dtype)
+    output = flash_attention(*(arrays[key].to(dtype) for key in "qkv"), **options, impl=impl)
+    tolerance = 1e-10 if dtype == torch.float64 else 2e-5
+    largest = max(1.0, float(arrays["lse"][arrays["lse"].isfinite()].abs().max()))
+    assert_close(output.context.double(), arrays["out"], atol=tolerance * largest, rtol=tolerance)
+    assert_close(output.lse.double(), arrays["lse"], atol=tolerance * largest, rtol=tolerance)

@@ -1,4 +1,4 @@
-"""Attention against the exact semantics of the FlashAttention interface, computed by its own test oracle in float64."""
+"""Attention against the exact semantics of the FlashAttention interface, from its own test oracle in float64."""
 
 from __future__ import annotations
 

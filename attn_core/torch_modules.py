@@ -38,20 +38,22 @@ def recording_multihead(module: nn.Module) -> Iterator[list[tuple[str, DenseMap]
 
 
 def _asker(found: list[tuple[str, DenseMap]]) -> Any:
-    def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    # A hook that is removed while another thread runs the module may still be called there, and without its kwargs
+    # (torch looks the flag up after it has listed the hooks), so it asks whose call this is before it reads them.
+    def ask(_: nn.Module, args: tuple[Any, ...], *more: Any) -> tuple[Any, dict[str, Any]] | None:
         if _asking.get() is not found:
-            return args, kwargs
+            return None
+        (kwargs,) = more
         return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
 
     return ask
 
 
 def _reader(found: list[tuple[str, DenseMap]], name: str) -> Any:
-    def read(
-        _: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[Tensor, Tensor]
-    ) -> None:
+    def read(_: nn.Module, __: tuple[Any, ...], *more: Any) -> None:
         if _asking.get() is not found:
             return
+        kwargs, output = more
         weights = output[1].detach()
         weights = weights if weights.ndim == 4 else weights[None]  # an input without a batch axis
         padding = kwargs.get("key_padding_mask")

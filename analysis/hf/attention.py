@@ -381,15 +381,17 @@ def _attentions_requested(module: PreTrainedModel) -> Iterator[list[Any]]:
     outputs: list[Any] = []
     token = _asked.set(outputs)
 
-    def ask(
-        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if _asked.get() is outputs:
-            kwargs = {**kwargs, "output_attentions": True, "return_dict": True}
-        return args, kwargs
+    # A hook that is removed while another thread runs the model may still be called there, and without its kwargs
+    # (torch looks the flag up after it has listed the hooks), so it asks whose call this is before it reads them.
+    def ask(_: nn.Module, args: tuple[Any, ...], *more: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if _asked.get() is not outputs:
+            return None
+        (kwargs,) = more
+        return args, {**kwargs, "output_attentions": True, "return_dict": True}
 
-    def read(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def read(_: nn.Module, __: tuple[Any, ...], *more: Any) -> None:
         if _asked.get() is outputs:
+            kwargs, output = more
             outputs.append((output, kwargs.get("attention_mask")))
 
     hooks = [

@@ -1,0 +1,78 @@
+# `make run` starts AttnScope, `make test` proves it. See README.md.
+#
+# PYTHON       interpreter that makes .venv (3.11 or newer)
+# PORT         port of the app
+# HEADLESS     true: do not open a browser window (the default where there is no display)
+# TORCH_INDEX  cpu, cu130 ...: take torch from PyTorch's index of that name; empty: from pip's own index
+# PYTEST       arguments for pytest, such as PYTEST="tests/test_project.py -x"
+
+PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done),python3)
+VENV_PYTHON ?= .venv/bin/python
+PORT ?= 8501
+HEADLESS ?= $(if $(CI),true,$(if $(filter Darwin,$(shell uname))$(DISPLAY)$(WAYLAND_DISPLAY),false,true))
+TORCH_INDEX ?=
+PYTEST ?=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run start test test-fast check format bench example lock clean clean-all environment \
+	environment-dev models browser
+
+help:
+	@echo "make run    install what is missing and start the app on http://localhost:$(PORT)"
+	@echo "make test   install what is missing, a browser included, and run every test"
+	@echo "make check  ruff, ruff format, mypy"
+	@echo "make bench  print the benchmarks side by side"
+	@echo "make clean  remove caches and what tests wrote (clean-all: the environment and the models too)"
+
+run: environment models start
+
+# The last step of `run`; the browser tests start the app with it.
+start:
+	exec "$(VENV_PYTHON)" -m streamlit run dashboard/app.py --server.port=$(PORT) --server.headless=$(HEADLESS)
+
+test: environment-dev models browser
+	"$(VENV_PYTHON)" -m pytest $(PYTEST)
+
+test-fast: environment-dev models
+	"$(VENV_PYTHON)" -m pytest -m "not slow and not browser" $(PYTEST)
+
+check: environment-dev
+	"$(VENV_PYTHON)" -m ruff check
+	"$(VENV_PYTHON)" -m ruff format --check
+	"$(VENV_PYTHON)" -m mypy
+
+format: environment-dev
+	"$(VENV_PYTHON)" -m ruff check --fix
+	"$(VENV_PYTHON)" -m ruff format
+
+bench: environment-dev models browser
+	"$(VENV_PYTHON)" -m benchmarks
+
+# The precomputed example that the first page shows before torch is imported.
+example: environment-dev models
+	"$(VENV_PYTHON)" -m scripts.make_example
+
+# Write constraints.txt anew from the environment, after a change of the pins.
+lock: environment-dev
+	"$(VENV_PYTHON)" -m scripts.lock
+
+environment:
+	@"$(PYTHON)" scripts/environment.py app --torch-index "$(TORCH_INDEX)"
+
+environment-dev:
+	@"$(PYTHON)" scripts/environment.py dev --torch-index "$(TORCH_INDEX)"
+
+models:
+	@"$(VENV_PYTHON)" -m analysis bring --all
+
+browser:
+	@"$(VENV_PYTHON)" -m scripts.browser
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis test-results benchmarks/output
+	find . -name __pycache__ -type d -not -path "./.venv/*" -prune -exec rm -rf {} +
+
+clean-all: clean
+	rm -rf .venv .attnscope

@@ -1,0 +1,73 @@
+"""Figure records drawn to PNG, SVG or PDF, one plate for each kind of record.
+
+A plate follows every choice in its record, so a file shows what the screen showed. Files always have a light ground.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from analysis.drawing import Fonts, Sheet, find_fonts, saved, settings
+from analysis.figure_data import Figure, HeadView, MatrixView, ModelView, PatchMaps, Provenance, TokenScores
+from analysis.plates.frame import Words
+from analysis.plates.head_view import draw_head_view
+from analysis.plates.matrices import draw_matrix_view, draw_token_scores
+from analysis.plates.pictures import draw_model_view, draw_patch_maps
+from analysis.visible import caption_lines, place_line, tokens_of, visible_text
+
+__all__ = ["draw_figure"]
+
+
+def draw_figure(
+    figure: Figure, provenance: Provenance, *, format: Literal["png", "svg", "pdf"], document: str
+) -> bytes:
+    """A picture file of a figure record.
+
+    Args:
+        figure: what to draw; every choice in it is followed.
+        provenance: told in the caption.
+        format: kind of file; PNG has 200 dots per inch.
+        document: ASCII JSON to store inside the file (``analysis.export.document_text``).
+    """
+    title, captions = figure_title(figure, provenance), list(caption_lines(figure, provenance))
+    with settings():
+        fonts = find_fonts(_all_text(figure, [title, *captions]))
+        if fonts.missing and format != "svg":  # in SVG the text stays text and the viewer's fonts draw it
+            captions.append(_missing_in_words(fonts.missing))
+        sheet = _PLATES[type(figure)](figure, Words(title, tuple(captions)), fonts)
+        return saved(sheet, format, title=title, captions=captions, document=document)
+
+
+def figure_title(figure: Figure, provenance: Provenance) -> str:
+    """The record's own title, else its kind, layer and heads."""
+    own = getattr(figure, "title", "")
+    names = {HeadView: "Head view", ModelView: "Model view", PatchMaps: "Attention over the picture"}
+    name = names.get(type(figure), "Attention")
+    return visible_text(own or " · ".join(filter(None, (name, place_line(provenance)))))
+
+
+def _all_text(figure: Figure, lines: Sequence[str]) -> str:
+    """Every character that may be drawn."""
+    labels = (visible_text(label.text) for label in tokens_of(figure))
+    titles = map(visible_text, figure.titles) if isinstance(figure, PatchMaps) else ()
+    return "".join([*labels, *titles, *lines, visible_text(getattr(figure, "unit", ""))])
+
+
+def _missing_in_words(missing: str) -> str:
+    named = [f"U+{ord(character):04X} {unicodedata.name(character, '')}".strip() for character in missing[:3]]
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return (
+        f"No font on the exporting machine has {', '.join(named)}{more}: drawn as a box that names the script. "
+        "SVG keeps the text itself."
+    )
+
+
+_PLATES: Mapping[type, Callable[[Any, Words, Fonts], Sheet]] = {
+    HeadView: draw_head_view,
+    ModelView: draw_model_view,
+    MatrixView: draw_matrix_view,
+    TokenScores: draw_token_scores,
+    PatchMaps: draw_patch_maps,
+}

@@ -1,0 +1,224 @@
+"""Attention rollout: how attention mixes the input tokens through all layers at once (Abnar & Zuidema 2020).
+
+Each layer's heads are fused into one map, the residual connection is added as the identity, rows are divided by
+their own sum, and the layers are multiplied, later layers on the left: ``R = B_L ... B_1`` with
+``B = (fuse_h A + I) / 2``. ``R[i, j]`` is the share of input token j in position i after the last layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from attn_core.maps import AttentionMap
+
+Fusion = Literal["mean", "max", "min"]
+
+FUSIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "mean": lambda heads: heads.mean(0),
+        "max": lambda heads: heads.amax(0),
+        "min": lambda heads: heads.amin(0),
+    }
+)
+"""(H, R, N) weights of all heads to one (R, N) map."""
+
+ROW_ELEMENTS = 1 << 22
+"""Most weights (heads × rows × keys) that ``rollout_row`` holds at once: 16 MiB in float32."""
+
+
+def rollout(
+    weights: Tensor | Sequence[AttentionMap],
+    *,
+    fusion: Fusion = "mean",
+    discard_ratio: float = 0.0,
+    residual: bool = True,
+    start_layer: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Share of every input token in every position, after all layers (Abnar & Zuidema 2020, section 3.1).
+
+    Rows sum to one after every step. A row with nothing left in it (a masked query, or one that lost every weight
+    to ``discard_ratio`` without the residual) keeps its own token.
+
+    Args:
+        weights: (L, H, N, N) attention of one input, layer 0 next to the input, or one square map a layer; maps are
+            made dense one layer at a time.
+        fusion: how heads become one map. The paper's method is the mean; max and min follow Gildenblat's ViT rollout.
+        discard_ratio: share of the N × N fused weights that is set to 0, the smallest first, over the whole map and
+            not row by row. Entry [0, 0], the class token's own weight, is always kept.
+        residual: add the identity for the residual connection. Without it the product of the fused maps is returned.
+        start_layer: layers below it are left out of the product (Chefer et al. 2021).
+        dtype: to compute in; ``None`` takes the weights' own, at least float32.
+    Returns:
+        (N, N), rows are positions after the last layer, columns are input tokens.
+    Raises:
+        ValueError: a wrong shape, option, start layer, or maps that are not square or not all of one size.
+        MemoryBudgetError: a map is too large to be dense; ``rollout_row`` needs no n × n array.
+    """
+    layers = _layers_from(weights, fusion=fusion, start_layer=start_layer, caller="rollout")
+    if not 0.0 <= discard_ratio < 1.0:
+        raise ValueError(
+            f"rollout: discard_ratio must be at least 0 and below 1 but is {discard_ratio}; "
+            "pass the share of weights to drop, such as 0.9."
+        )
+    product: Tensor | None = None
+    for layer in layers:
+        fused = _fused_rows(layer, None, fusion=fusion, dtype=dtype)  # (N, N)
+        if discard_ratio > 0.0:
+            fused = discard_smallest(fused, discard_ratio=discard_ratio)
+        step = _mixing_rows(fused, 0, residual=residual)
+        product = step if product is None else _rows_to_one(step @ product)
+    assert product is not None
+    return product
+
+
+def rollout_row(
+    weights: Tensor | Sequence[AttentionMap],
+    query: int,
+    *,
+    fusion: Fusion = "mean",
+    residual: bool = True,
+    start_layer: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """One row of ``rollout`` as a chain of vector products from the last layer to the first.
+
+    O(H·N²) time and O(N) memory beside a few rows of weights, so it serves inputs whose n × n product would not
+    fit. There is no discard ratio: its threshold is taken over a whole map.
+
+    Args:
+        weights: as for ``rollout``; maps are read in blocks of rows.
+        query: the position whose row is wanted; 0 is the class token.
+        fusion, residual, start_layer, dtype: as for ``rollout``.
+    Returns:
+        (N,), equal to ``rollout(...)[query]``, sums to one.
+    Raises:
+        ValueError: as ``rollout``, or ``query`` outside the positions.
+    """
+    layers = _layers_from(weights, fusion=fusion, start_layer=start_layer, caller="rollout_row")
+    heads, tokens = _heads_and_tokens(layers[0])
+    if not 0 <= query < tokens:
+        raise ValueError(
+            f"rollout_row: query must be between 0 and {tokens - 1} but is {query}; pass a token's index."
+        )
+    height = max(1, ROW_ELEMENTS // (heads * tokens))
+    share: Tensor | None = None  # (N,) of the query's final row in each position, so far down
+    for layer in reversed(layers):
+        parts: list[Tensor] = []
+        for start in range(0, tokens, height):
+            rows = slice(start, min(start + height, tokens))
+            if share is None:  # above the last layer the row is the query alone
+                if not rows.start <= query < rows.stop:
+                    continue
+                rows = slice(query, query + 1)
+            elif not share[rows].any():
+                continue
+            fused = _fused_rows(layer, rows, fusion=fusion, dtype=dtype)
+            step = _mixing_rows(fused, rows.start, residual=residual)  # (r, N)
+            parts.append(step[0] if share is None else share[rows] @ step)
+        total = torch.stack(parts).sum(0)
+        share = total / total.sum()
+    assert share is not None
+    return share
+
+
+def discard_smallest(fused: Tensor, *, discard_ratio: float) -> Tensor:
+    """The map with its ``int(N² · discard_ratio)`` smallest entries set to 0; [0, 0] is never dropped.
+
+    Of equal entries the first in reading order go first.
+
+    Args:
+        fused: (N, N) weights of one item; unchanged.
+    """
+    flat = fused.flatten()
+    smallest = flat.sort(stable=True).indices[: int(flat.numel() * discard_ratio)]
+    return flat.index_fill(0, smallest[smallest != 0], 0.0).view_as(fused)
+
+
+def _mixing_rows(fused: Tensor, first: int, *, residual: bool) -> Tensor:
+    """Rows of one layer's mixing matrix: residual added, each row divided by its own sum.
+
+    Args:
+        fused: (R, N) rows ``first`` to ``first + R`` of the fused map.
+    """
+    if not residual:
+        empty = fused.sum(-1) == 0
+        return _rows_to_one(_plus_identity(fused, first, empty.to(fused.dtype)))
+    return _rows_to_one(_plus_identity(fused, first, torch.ones_like(fused[:, 0])))
+
+
+def _plus_identity(fused: Tensor, first: int, amount: Tensor) -> Tensor:
+    """(R, N) rows with ``amount`` (R,) added where a row meets its own column."""
+    rows = torch.arange(fused.shape[0], device=fused.device)
+    return fused.index_put((rows, rows + first), amount, accumulate=True)
+
+
+def _rows_to_one(matrix: Tensor) -> Tensor:
+    return matrix / matrix.sum(-1, keepdim=True)
+
+
+def _fused_rows(
+    layer: Tensor | AttentionMap, rows: slice | None, *, fusion: str, dtype: torch.dtype | None
+) -> Tensor:
+    """(R, N) rows of one layer with its heads fused; ``rows`` None means all."""
+    if isinstance(layer, Tensor):
+        heads = layer if rows is None else layer[:, rows]
+    else:
+        heads = layer.dense() if rows is None else layer.block(None, rows, slice(0, layer.keys))
+    if dtype is None:
+        dtype = torch.promote_types(heads.dtype, torch.float32)
+    return FUSIONS[fusion](heads.to(dtype))
+
+
+def _heads_and_tokens(layer: Tensor | AttentionMap) -> tuple[int, int]:
+    return (layer.shape[0], layer.shape[1]) if isinstance(layer, Tensor) else (layer.heads, layer.queries)
+
+
+def _layers_from(
+    weights: Tensor | Sequence[AttentionMap], *, fusion: str, start_layer: int, caller: str
+) -> list[Tensor | AttentionMap]:
+    """The layers of the product, first layer first, after the checks that both entry points share."""
+    if fusion not in FUSIONS:
+        raise ValueError(
+            f"{caller}: fusion must be one of {', '.join(FUSIONS)} but is {fusion!r}; pass one of them."
+        )
+    layers: list[Tensor | AttentionMap]
+    if isinstance(weights, Tensor):
+        if weights.ndim != 4 or weights.shape[2] != weights.shape[3] or 0 in weights.shape:
+            raise ValueError(
+                f"{caller}: weights must be (L, H, N, N) but is {tuple(weights.shape)}; pass one input's square "
+                "maps, one item of a batch at a time."
+            )
+        layers = list(weights)
+    else:
+        layers = list(weights)
+        _check_maps(weights, caller=caller)
+    if not 0 <= start_layer < len(layers):
+        raise ValueError(
+            f"{caller}: start_layer must be between 0 and {len(layers) - 1} but is {start_layer}; "
+            "pass the first layer of the product."
+        )
+    return layers[start_layer:]
+
+
+def _check_maps(maps: Sequence[AttentionMap], *, caller: str) -> None:
+    if not maps:
+        raise ValueError(f"{caller}: weights must be at least one map but is empty; pass a trace's layers.")
+    for index, layer in enumerate(maps):
+        if layer.batch != 1:
+            raise ValueError(
+                f"{caller}: weights must be maps of one input but layer {index} holds {layer.batch}; "
+                "pass trace.item(index)'s layers."
+            )
+        if layer.queries != layer.keys or layer.queries != maps[0].queries:
+            raise ValueError(
+                f"{caller}: weights must be square maps of one size but layer {index} has {layer.queries} queries "
+                f"and {layer.keys} keys (layer 0 has {maps[0].queries} queries); rollout multiplies "
+                "self-attention layers over the same tokens."
+            )

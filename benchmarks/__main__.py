@@ -1,0 +1,18 @@
+"""Print every benchmark, one after the other: ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+from benchmarks import capture, head_view, startup
+from benchmarks.measure import machine
+
+
+def main() -> None:
+    """Run all of them."""
+    print(f"AttnScope benchmarks ({machine()})")
+    startup.main([])
+    capture.main([])
+    head_view.main([])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""One boundary a page: a known error becomes a plain sentence, an unknown one a reference to the log.
+
+No traceback reaches the page and no choice is lost: the sidebar and the selection stand outside the boundary.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import streamlit as st
+
+from analysis.errors import ModelUnavailableError
+from dashboard.frame import literal
+
+_log = logging.getLogger(__name__)
+
+_KNOWN = (
+    ("attn_core.errors", "UnsupportedModelError"),
+    ("attn_core.errors", "MemoryBudgetError"),
+    ("analysis.images", "PictureError"),
+)
+"""Errors that say in their own words what is wrong and what to do; looked up by name, so that no module is imported
+(the first ones would bring torch)."""
+
+
+def known_sentence(error: BaseException) -> str | None:
+    """What a known error says, in one plain sentence; None for an error that nobody foresaw."""
+    classes = (getattr(sys.modules.get(module), name, None) for module, name in _KNOWN)
+    if isinstance(error, (TimeoutError, ModelUnavailableError, *filter(None, classes))):
+        return _plain(str(error))
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "There is not enough memory for this; choose a shorter text, a smaller picture or a smaller model."
+    return None
+
+
+def tell_error(error: BaseException, *, what: str) -> None:
+    """Show an error on the page; one that nobody foresaw goes to the log with a reference.
+
+    Args:
+        what: what could not be done, such as "This view could not be drawn".
+    """
+    sentence = known_sentence(error)
+    if sentence is not None:
+        st.error(f"{what}. {literal(sentence)}", icon=":material/error:")
+        return
+    reference = uuid.uuid4().hex[:8]
+    _log.error("%s (reference %s)", what, reference, exc_info=error)
+    st.error(
+        f"{what}, because of a fault in the program. Your choices are kept: try another view or input. "
+        f"The server's log tells more under the reference {reference}.",
+        icon=":material/error:",
+    )
+
+
+@contextmanager
+def page_boundary(what: str = "This view could not be drawn") -> Iterator[None]:
+    """Catch what a page or a fragment raises and tell it there."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - the one boundary of a page; nothing is hidden, it is told and logged
+        tell_error(error, what=what)
+
+
+def _plain(message: str) -> str:
+    """The message without the name of the function that raised it."""
+    text = re.sub(r"^[a-z_.]+: ", "", message)
+    return text[:1].upper() + text[1:]

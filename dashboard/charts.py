@@ -1,0 +1,121 @@
+"""Interactive charts drawn by Plotly; the one file that imports it.
+
+Colours are set explicitly (map, limits, text), so that no theme replaces them, and the background is transparent, so
+that one chart serves the light and the dark theme.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.figure_data import TokenScores
+from analysis.visible import score_limits, short_label, visible_text
+from dashboard.colour_maps import colour_table
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+CHART_TEXT = "#7f868f"
+"""Text and lines: a grey with a contrast of at least 3.6 : 1 on the light and on the dark background."""
+
+LABELLED_BARS = 80
+"""Charts with more bars than this number their axis instead of naming every token."""
+
+SCALE_STEPS = 32
+"""Colours that Plotly gets of a colour map; it interpolates between them."""
+
+
+def token_scores_chart(view: TokenScores, *, height: int = 260) -> go.Figure:
+    """Bars of token scores, coloured as the text above them is.
+
+    Args:
+        view: one score a token; the source token's bar is outlined.
+        height: in pixels.
+    """
+    import plotly.graph_objects as go  # here: the first page is painted without it
+
+    names = [_literal(short_label(token.text)) for token in view.tokens]
+    full = [_literal(visible_text(token.text)) for token in view.tokens]
+    places = list(range(len(names)))
+    bars = go.Bar(
+        x=places,
+        y=np.asarray(view.scores, dtype=np.float64),
+        customdata=np.array([full, names], dtype=object).T,
+        marker=_marker(view),
+        hovertemplate="token %{x} “%{customdata[0]}”<br><b>%{y:.6~g}</b><extra></extra>",
+    )
+    figure = go.Figure(bars)
+    axis: dict[str, Any] = {
+        "showgrid": False,
+        "zeroline": False,
+        "automargin": True,
+        "range": [-0.6, len(names) - 0.4] if view.direction == "ltr" else [len(names) - 0.4, -0.6],
+    }
+    if len(names) <= LABELLED_BARS:
+        axis |= {
+            "tickmode": "array",
+            "tickvals": places,
+            "ticktext": names,
+            "tickangle": -50 if len(names) > 8 else 0,
+        }
+    else:
+        axis |= {"title": {"text": "token"}}
+    line = "rgba(127, 134, 143, 0.28)"
+    figure.update_layout(
+        height=height,
+        margin={"l": 8, "r": 8, "t": 30, "b": 8},
+        modebar={"bgcolor": "rgba(0, 0, 0, 0)", "color": CHART_TEXT},
+        paper_bgcolor="rgba(0, 0, 0, 0)",
+        plot_bgcolor="rgba(0, 0, 0, 0)",
+        font={"color": CHART_TEXT, "size": 12},
+        hoverlabel={"font": {"size": 12}},
+        bargap=0.18,
+        xaxis=axis,
+        yaxis={
+            "title": {"text": _literal(view.unit)},
+            "gridcolor": line,
+            "zerolinecolor": line,
+            "automargin": True,
+        },
+        dragmode="zoom",
+    )
+    return figure
+
+
+def _marker(view: TokenScores) -> dict[str, Any]:
+    """Colours of the bars on the scale of the record, with its scale bar."""
+    low, high = score_limits(view)
+    shares = np.clip((np.asarray(view.scores, dtype=np.float64) - low) / ((high - low) or 1.0), 0.0, 1.0)
+    ticks = np.linspace(0.0, 1.0, 5)
+    values = low + (high - low) * (ticks**2 if view.scale == "sqrt" else ticks)
+    widths = np.zeros(len(shares))
+    if view.source is not None:
+        widths[view.source] = 2.0
+    return {
+        "color": np.sqrt(shares) if view.scale == "sqrt" else shares,
+        "cmin": 0.0,
+        "cmax": 1.0,
+        "colorscale": _plotly_scale(colour_table(view.colour_map)),
+        "line": {"color": CHART_TEXT, "width": widths},
+        "colorbar": {
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickvals": ticks,
+            "ticktext": [f"{value:.3g}" for value in values],
+        },
+        "showscale": True,
+    }
+
+
+def _plotly_scale(table: NDArray[np.uint8]) -> list[list[object]]:
+    levels = np.rint(np.linspace(0, 255, SCALE_STEPS)).astype(int)
+    return [[level / 255, "rgb({}, {}, {})".format(*table[level])] for level in levels.tolist()]
+
+
+def _literal(text: str) -> str:
+    """Text that Plotly shows as it is: it would read tags such as ``<b>`` and entities in it."""
+    return html.escape(text, quote=False)

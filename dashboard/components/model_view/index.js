@@ -1,0 +1,344 @@
+// All heads of a model as thumbnails: layers down, heads across; each shows queries down and keys across.
+// Runs after kit.js. Weights come as levels 0 to 255 with weight = (level / 255)².
+
+const views = new WeakMap();
+
+const SMALLEST_CELL = 22;
+const LARGEST_CELL = 168;
+const ROOMY_CELL = 58; // a row is made this tall before the whole grid is squeezed into the frame
+const PREVIEW = 216;
+const PART_NAMES = {
+  encoder: "self-attention",
+  decoder: "decoder self-attention",
+  cross: "cross-attention (decoder queries, encoder keys)",
+};
+
+const sameCell = (a, b) => a === b || Boolean(a && b && a[0] === b[0] && a[1] === b[1]);
+
+class ModelView {
+  constructor(parentElement) {
+    this.parentElement = parentElement;
+    this.pointed = null; // [layer, head] under the pointer or the keyboard
+    this.speakSoon = makeDelayed(200);
+    this.build();
+  }
+
+  build() {
+    const root = (this.root = make("section", "view-root heads", { "aria-label": "Model view" }));
+    const bar = make("div", "view-toolbar heads-toolbar", { parent: root });
+    this.title = make("div", "heads-title", { parent: bar });
+    make("div", "view-gap", { parent: bar });
+    const scale = make("div", "heads-choice", { parent: bar });
+    make("span", "view-note", { parent: scale, text: "Colour scale" });
+    this.scaleChoice = makeChoice(
+      scale,
+      "Colour scale",
+      [
+        [false, "each head", "Every thumbnail runs from 0 to its own maximum"],
+        [true, "shared", "All thumbnails run from 0 to the largest weight of all"],
+      ],
+      (shared) => this.setScale(shared),
+    );
+    const body = make("div", "heads-body", { parent: root });
+    this.stage = make("div", "heads-stage", {
+      parent: body,
+      tabindex: "0",
+      role: "application",
+      "aria-label": "All heads. Arrow keys: another head. Enter: open it.",
+    });
+    this.sheet = make("div", "heads-sheet", { parent: this.stage });
+    this.top = make("div", "heads-top", { parent: this.sheet, "aria-hidden": "true" });
+    this.sides = make("div", "heads-sides", { parent: this.sheet, "aria-hidden": "true" });
+    this.grid = make("div", "heads-grid", { parent: this.sheet });
+    this.canvas = make("canvas", "heads-canvas", { parent: this.grid, "aria-hidden": "true" });
+    this.chosen = make("div", "heads-ring heads-chosen", { parent: this.grid });
+    this.ring = make("div", "heads-ring heads-pointed", { parent: this.grid });
+    this.side = make("aside", "heads-side view-side", { parent: body, "aria-label": "Head" });
+    this.preview = make("canvas", "heads-preview", { parent: this.side, "aria-hidden": "true" });
+    this.facts = make("div", "heads-facts", { parent: this.side });
+    const foot = make("div", "heads-foot", { parent: root });
+    this.scale = makeScaleBar(foot);
+    make("div", "view-note", { parent: foot, text: "Queries down, keys across. Click a head, or press Enter, to open it." });
+    this.live = make("div", "view-live", { parent: root, role: "status", "aria-live": "polite" });
+    this.listen();
+    this.parentElement.append(root);
+  }
+
+  listen() {
+    this.grid.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.point(this.cellAt(event)));
+    this.grid.addEventListener("pointerleave", () => this.point(null));
+    this.grid.addEventListener("click", (event) => {
+      const cell = this.cellAt(event);
+      if (cell) this.open(cell);
+    });
+    this.stage.addEventListener("keydown", (event) => this.key(event));
+    this.stage.addEventListener("focus", () => {
+      if (this.stage.matches(":focus-visible") && !this.pointed) this.point(this.state.selected ?? [0, 0]);
+    });
+    this.stage.addEventListener("blur", () => this.point(null));
+    this.resizes = new ResizeObserver(() => this.fit());
+    this.resizes.observe(this.stage);
+    this.resizes.observe(this.root);
+  }
+
+  end() {
+    this.speakSoon.cancel();
+    this.resizes.disconnect();
+    this.root.remove();
+  }
+
+  update({ header, arrays }) {
+    const before = this.header;
+    this.header = header;
+    this.arrays = arrays;
+    const { state } = header;
+    this.shared ??= makeShared(state.shared_scale);
+    if (!this.state || this.shared.isNews(state.shared_scale)) this.state = { ...state };
+    this.state.selected = state.selected;
+    const same = before && before.layers === header.layers && before.heads === header.heads;
+    if (!same) this.pointed = null;
+    const [queries, keys] = header.tokens;
+    const what = PART_NAMES[header.attention];
+    this.title.replaceChildren(
+      make("strong", "", { text: `${header.layers} ${header.layers === 1 ? "layer" : "layers"} × ${header.heads} ${header.heads === 1 ? "head" : "heads"}` }),
+      ` ${what}, ${queries.toLocaleString("en-US")} × ${keys.toLocaleString("en-US")} tokens`,
+    );
+    this.root.style.height = `${frameHeight(this.parentElement, 560)}px`;
+    this.refresh();
+  }
+
+  setScale(shared) {
+    if (shared === this.state.shared_scale) return;
+    this.state.shared_scale = shared;
+    this.shared.tell(shared);
+    this.setState("view", { shared_scale: shared });
+    this.refresh();
+  }
+
+  refresh() {
+    this.scaleChoice.update(this.state.shared_scale);
+    const { shared_limit: limit } = this.header;
+    this.scale.update({
+      lut: this.arrays.lut,
+      low: 0,
+      high: limit,
+      text: "attention weight (rows sum to 1)",
+      words: this.state.shared_scale ? null : ["0", "each head's maximum"],
+    });
+    this.size = null;
+    this.fit();
+    this.describe();
+  }
+
+  // Layout -----------------------------------------------------------------------------------------------------
+
+  fit() {
+    if (!this.header) return;
+    this.root.classList.toggle("heads-narrow", this.root.clientWidth < 760);
+    const { layers, heads, groups } = this.header;
+    const left = 34;
+    const top = groups ? 36 : 20;
+    const wide = (this.stage.clientWidth - left - 6) / heads;
+    const tall = (this.stage.clientHeight - top - 6) / layers;
+    const cell = Math.floor(clamp(Math.min(wide, Math.max(tall, ROOMY_CELL)), SMALLEST_CELL, LARGEST_CELL));
+    const key = `${cell}|${layers}|${heads}|${groups}`;
+    if (key === this.size) return;
+    this.size = key;
+    this.cell = cell;
+    this.gap = cell > 40 ? 4 : cell > 28 ? 3 : 2;
+    this.sheet.style.gridTemplateColumns = `${left}px ${cell * heads}px`;
+    this.sheet.style.gridTemplateRows = `${top}px ${cell * layers}px`;
+    this.labelSides();
+    this.labelTop();
+    this.paint();
+    this.place();
+  }
+
+  /** Layer numbers on the left. */
+  labelSides() {
+    const every = this.cell < 18 ? 2 : 1;
+    this.sides.replaceChildren(
+      ...Array.from({ length: this.header.layers }, (_, layer) => {
+        const label = make("div", "heads-layer", { text: layer % every ? "" : layer === 0 ? "L 0" : String(layer) });
+        label.style.height = `${this.cell}px`;
+        return label;
+      }),
+    );
+  }
+
+  /** Head numbers above, and a bracket over heads that share a key and value head. */
+  labelTop() {
+    const { heads, groups } = this.header;
+    const labels = Array.from({ length: heads }, (_, head) => {
+      const label = make("div", "heads-head", { text: head === 0 ? (this.cell > 30 ? "H 0" : "0") : String(head) });
+      Object.assign(label.style, { left: `${head * this.cell}px`, width: `${this.cell}px` });
+      return label;
+    });
+    const brackets = [];
+    for (let head = 0; groups && head < heads; ) {
+      let end = head;
+      while (end < heads && groups[end] === groups[head]) end += 1;
+      const bracket = make("div", "heads-group", { text: `kv ${groups[head]}` });
+      bracket.title = `Heads ${head} to ${end - 1} share key and value head ${groups[head]}`;
+      Object.assign(bracket.style, { left: `${head * this.cell + 2}px`, width: `${(end - head) * this.cell - 4}px` });
+      brackets.push(bracket);
+      head = end;
+    }
+    this.top.replaceChildren(...brackets, ...labels);
+  }
+
+  cellAt(event) {
+    const frame = this.grid.getBoundingClientRect();
+    const layer = Math.floor((event.clientY - frame.top) / this.cell);
+    const head = Math.floor((event.clientX - frame.left) / this.cell);
+    const inside = layer >= 0 && head >= 0 && layer < this.header.layers && head < this.header.heads;
+    return inside ? [layer, head] : null;
+  }
+
+  // Drawing ----------------------------------------------------------------------------------------------------
+
+  limitOf(layer, head) {
+    const { shared_limit: shared, heads } = this.header;
+    return this.state.shared_scale ? shared : this.arrays.limits[layer * heads + head];
+  }
+
+  /**
+   * Maps of some heads of a layer side by side on a canvas, a pixel a cell. Where a cell would be much smaller than a
+   * pixel of the screen, a pixel is the maximum of a block of cells, so that thin patterns stay.
+   */
+  mapsOf(layer, heads, side) {
+    const [, every, rows, columns] = this.header.arrays.weights.shape;
+    const { weights, lut } = this.arrays;
+    const block = Math.max(Math.floor(Math.max(rows, columns) / (side * (window.devicePixelRatio || 1))), 1);
+    const [height, width] = [Math.ceil(rows / block), Math.ceil(columns / block)];
+    const levels = new Uint8Array(height * width * heads.length);
+    const colours = new Uint8Array(256);
+    heads.forEach((head, place) => {
+      const limit = this.limitOf(layer, head);
+      for (let level = 0; level < 256; level += 1) colours[level] = Math.round(255 * Math.min((level / 255) ** 2 / limit, 1));
+      let from = (layer * every + head) * rows * columns;
+      for (let row = 0; row < rows; row += 1) {
+        const to = (Math.floor(row / block) * heads.length + place) * width;
+        for (let column = 0; column < columns; column += 1, from += 1) {
+          const at = to + Math.floor(column / block);
+          const level = colours[weights[from]];
+          if (level > levels[at]) levels[at] = level;
+        }
+      }
+    });
+    const canvas = document.createElement("canvas");
+    paintLevels(canvas, levels, width * heads.length, height, lut);
+    return { canvas, width, height };
+  }
+
+  /** Draws one of the maps of `mapsOf` into a square, in its own proportions. */
+  drawMap(context, { canvas, width, height }, place, x, y, side) {
+    const [, , rows, columns] = this.header.arrays.weights.shape;
+    const scale = side / Math.max(rows, columns);
+    const [wide, tall] = [columns * scale, rows * scale];
+    context.imageSmoothingEnabled = Math.max(width, height) > side * (window.devicePixelRatio || 1);
+    context.imageSmoothingQuality = "high";
+    context.drawImage(canvas, place * width, 0, width, height, x + (side - wide) / 2, y + (side - tall) / 2, wide, tall);
+  }
+
+  paint() {
+    const { layers, heads } = this.header;
+    const context = sizeCanvas(this.canvas, heads * this.cell, layers * this.cell);
+    const side = this.cell - this.gap;
+    const every = [...Array(heads).keys()];
+    for (let layer = 0; layer < layers; layer += 1) {
+      const maps = this.mapsOf(layer, every, side);
+      const y = layer * this.cell + this.gap / 2;
+      for (const head of every) this.drawMap(context, maps, head, head * this.cell + this.gap / 2, y, side);
+    }
+    this.root.dataset.painted = String(layers * heads);
+  }
+
+  place() {
+    for (const [ring, cell] of [[this.chosen, this.state.selected], [this.ring, this.pointed]]) {
+      ring.hidden = !cell;
+      if (!cell) continue;
+      const style = { left: cell[1] * this.cell, top: cell[0] * this.cell, width: this.cell, height: this.cell };
+      for (const [name, value] of Object.entries(style)) ring.style[name] = `${value}px`;
+    }
+  }
+
+  // Choices ----------------------------------------------------------------------------------------------------
+
+  point(cell) {
+    if (sameCell(cell, this.pointed)) return;
+    this.pointed = cell;
+    this.describe();
+  }
+
+  open(cell) {
+    this.state.selected = cell;
+    this.describe();
+    this.setTrigger("open", { layer: cell[0], head: cell[1] });
+  }
+
+  key(event) {
+    const { layers, heads } = this.header;
+    const [layer, head] = this.pointed ?? this.state.selected ?? [0, 0];
+    const to = {
+      ArrowUp: [layer - 1, head],
+      ArrowDown: [layer + 1, head],
+      ArrowLeft: [layer, head - 1],
+      ArrowRight: [layer, head + 1],
+      Home: [layer, 0],
+      End: [layer, heads - 1],
+      PageUp: [0, head],
+      PageDown: [layers - 1, head],
+    }[event.key];
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (to) {
+      const cell = [clamp(to[0], 0, layers - 1), clamp(to[1], 0, heads - 1)];
+      this.point(cell);
+      this.ring.scrollIntoView({ block: "nearest", inline: "nearest" });
+    } else if (event.key === "Enter" || event.key === " ") this.open([layer, head]);
+    else if (event.key === "Escape") this.point(null);
+    else return;
+    event.preventDefault();
+  }
+
+  /** The head under the pointer, else the open one, large and in words. */
+  describe() {
+    this.place();
+    const cell = this.pointed ?? this.state.selected;
+    for (const label of this.root.querySelectorAll(".heads-named")) label.classList.remove("heads-named");
+    if (cell) {
+      this.sides.children[cell[0]]?.classList.add("heads-named");
+      this.top.querySelectorAll(".heads-head")[cell[1]]?.classList.add("heads-named");
+    }
+    this.preview.hidden = !cell;
+    if (!cell) {
+      this.facts.replaceChildren(make("p", "view-side-hint", { text: "Point at a head to see it larger." }));
+      this.live.textContent = "";
+      return;
+    }
+    const [layer, head] = cell;
+    const at = layer * this.header.heads + head;
+    const [, , rows, columns] = this.header.arrays.weights.shape;
+    const [queries, keys] = this.header.tokens;
+    const map = this.mapsOf(layer, [head], PREVIEW);
+    this.drawMap(sizeCanvas(this.preview, PREVIEW, PREVIEW), map, 0, 0, 0, PREVIEW);
+    const facts = [["largest weight", shortText(this.arrays.maximum[at])]];
+    if (this.arrays.entropy) facts.push(["mean entropy", `${this.arrays.entropy[at].toFixed(2)} nats`]);
+    if (this.header.groups) facts.push(["key/value head", String(this.header.groups[head])]);
+    if (queries > rows || keys > columns) facts.push(["drawn as", `${rows} × ${columns} cells, each the maximum of its block`]);
+    const list = make("dl", "heads-list");
+    for (const [name, value] of facts) {
+      make("dt", "", { parent: list, text: name });
+      make("dd", "", { parent: list, text: value });
+    }
+    const name = `Layer ${layer} · head ${head}`;
+    this.facts.replaceChildren(make("div", "heads-name", { text: name }), list);
+    const open = sameCell(cell, this.state.selected) ? ", open" : "";
+    const sentence = `Layer ${layer}, head ${head}${open}: ${facts.map((fact) => fact.join(" ")).join(", ")}`;
+    this.speakSoon.request(() => (this.live.textContent = sentence));
+  }
+}
+
+export default function (mount) {
+  return mountView(views, ModelView, mount);
+}

@@ -1,0 +1,105 @@
+"""How a component of this folder gets into a page: its source, and one call that mounts it with a blob.
+
+A component is a folder with ``index.js`` and ``style.css``; ``kit.js`` and ``kit.css``, which all of them use, are
+put before these. The result is one plain ES module and one style sheet, with nothing to build. The same two make the
+stand-alone page of an export, so nothing in them knows Streamlit beyond the setters that it is handed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dashboard.figures import read_header, with_header
+
+COMPONENTS = Path(__file__).parent
+
+Callback = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class ComponentFiles:
+    """The source of a component: an ES module with one default export, and its styles."""
+
+    script: str
+    style: str
+
+
+@functools.cache
+def component_files(name: str) -> ComponentFiles:
+    """Source of the component in the folder ``name``, the shared kit included."""
+    return ComponentFiles(
+        script="\n".join(_source(path) for path in ("kit.js", f"{name}/index.js")),
+        style="\n".join(_source(path) for path in ("kit.css", f"{name}/style.css")),
+    )
+
+
+def _source(path: str) -> str:
+    return (COMPONENTS / path).read_text(encoding="utf-8")
+
+
+def mount(
+    name: str,
+    payload: bytes,
+    *,
+    key: str,
+    height: int | Literal["content"],
+    callbacks: Mapping[str, Callback | None],
+) -> Mapping[str, Any]:
+    """Show a component and return what it has said, unchecked.
+
+    Args:
+        name: folder of the component.
+        payload: blob of ``dashboard.figures.pack``.
+        key: of the mount; with it the component keeps its state when the blob changes.
+        height: in pixels, or "content" for as much as the component needs.
+        callbacks: for each state or trigger of the component, what to call when it changes.
+    """
+    return _renderer(name)(
+        key=key,
+        data=payload,
+        height=height,
+        **{f"on_{event}_change": call or _nothing for event, call in callbacks.items()},
+    )
+
+
+def without_echo(payload: bytes, said: Mapping[str, Any] | None, *, key: str) -> bytes:
+    """The blob that was sent last, when the new one only repeats to the component what the component itself said.
+
+    The choices to start with stand in the blob's header. When the app follows a click inside the component, its next
+    blob differs from the one before only in those choices, which the component has already drawn; sending the old
+    blob again costs nothing, because Streamlit does not send an unchanged message twice.
+
+    Args:
+        payload: the new blob.
+        said: the component's own state, checked, or None before it said anything.
+        key: of the mount; what was sent last is remembered for it in the session.
+    """
+    import streamlit as st
+
+    header, start = read_header(payload)
+    content = hashlib.blake2b(payload[start:], digest_size=16)
+    content.update(repr({**header, "state": None}).encode("utf-8", "backslashreplace"))
+    memory = st.session_state.setdefault(f"{key}:sent", {})
+    repeats = said is not None and all(said.get(name) == value for name, value in header["state"].items())
+    if repeats and memory.get("content") == content.digest():
+        return with_header(payload, {**header, "state": memory["state"]})
+    memory.update(content=content.digest(), state=header["state"])
+    return payload
+
+
+@functools.cache
+def _renderer(name: str) -> Callable[..., Mapping[str, Any]]:
+    """Streamlit's mounting command; it registers itself on whichever runtime mounts it."""
+    import streamlit as st  # here, so that an export reads a component's files without starting Streamlit
+
+    files = component_files(name)
+    return st.components.v2.component(f"attnscope_{name}", js=files.script, css=files.style)
+
+
+def _nothing() -> None:
+    """A state needs a callback to be read from the result."""

@@ -1,0 +1,418 @@
+// Maps over a picture, one panel each: a picture below, the colours of a map above, marks on top. The opacity is the
+// overlay's CSS opacity, so its slider costs nothing; the pointer's marks are boxes placed in percent of the picture.
+
+const GAP = 12; // px between panels
+const HEAD = 24; // px for a panel's title
+const SMALLEST_PANEL = 104; // px of the longer side; below that the panels scroll instead
+const SCROLL_BAR = 14; // px
+const SMALLEST_BOX = 76; // px a panel keeps for its title, however thin the picture
+const SMOOTH_SIDE = 420; // most pixels along a side of an interpolated map
+const SIDE_WIDTH = 232;
+const SIDE_GAP = 18;
+const LISTED = 6; // strongest patches beside a single panel
+const views = new WeakMap();
+
+class PatchMap {
+  constructor(parent) {
+    this.parent = parent;
+    this.root = make("section", "view-root patch-map", { parent });
+    this.buildToolbar();
+    const body = make("div", "patch-body", { parent: this.root });
+    this.stage = make("div", "patch-stage", { parent: body });
+    this.side = make("aside", "view-side patch-side", { parent: body, "aria-label": "Details" });
+    const foot = make("div", "patch-foot", { parent: this.root });
+    this.bar = makeScaleBar(foot);
+    this.note = make("div", "view-note", { parent: foot });
+    this.live = make("div", "view-live", { parent: this.root, role: "status", "aria-live": "polite" });
+    this.tooltip = makeTooltip(this.root);
+    this.picture = document.createElement("canvas");
+    this.panels = [];
+    this.hovered = null;
+    this.sending = makeDelayed(120);
+    this.speaking = makeDelayed(120);
+    this.observer = new ResizeObserver(() => this.layOut());
+    this.observer.observe(this.root);
+    this.observer.observe(parent.host ?? parent);
+  }
+
+  buildToolbar() {
+    const toolbar = make("div", "view-toolbar", { parent: this.root, role: "toolbar", "aria-label": "Picture" });
+    this.source = make("div", "view-title", { parent: toolbar });
+    this.cls = makeButton(toolbar, "Back to CLS", "Show the attention of CLS", () => this.choose(null));
+    const controls = make("div", "view-controls", { parent: toolbar });
+    this.drawing = makeChoice(
+      controls,
+      "Drawing",
+      [
+        [false, "Squares", "One square a patch, as computed"],
+        [true, "Smooth", "Interpolated between patches"],
+      ],
+      (smooth) => this.change({ smooth }),
+    );
+    this.scaling = makeChoice(
+      controls,
+      "Colour scale of the panels",
+      [
+        [true, "One scale", "The same colours mean the same values in all panels"],
+        [false, "Own scale", "Each panel reaches its own maximum"],
+      ],
+      (sharedScale) => this.change({ shared_scale: sharedScale }),
+    );
+    const label = make("label", "patch-opacity", { parent: controls, text: "Opacity" });
+    this.opacity = make("input", "", { parent: label, type: "range", min: "0", max: "100", step: "1" });
+    this.opacityText = make("span", "patch-opacity-text", { parent: label });
+    this.opacity.addEventListener("input", () => {
+      this.settings.opacity = Number(this.opacity.value) / 100;
+      this.showOpacity();
+    });
+    this.opacity.addEventListener("change", () => this.change({}));
+  }
+
+  update({ header, arrays }) {
+    const first = !this.header;
+    const changedInput = !first && this.header.input !== header.input;
+    this.header = header;
+    this.lut = arrays.lut;
+    [this.rows, this.columns] = header.grid;
+    const count = this.rows * this.columns;
+    this.maps = header.titles.map((_, index) => arrays.maps.subarray(index * count, (index + 1) * count));
+    const { marked, opacity, smooth, shared_scale: sharedScale } = header.state;
+    const settings = { opacity, smooth, shared_scale: sharedScale };
+    if (first || changedInput) {
+      this.shared = { marked: makeShared(marked), settings: makeShared(settings) };
+      this.marked = marked;
+      this.settings = settings;
+      this.hovered = null;
+    } else {
+      if (this.shared.marked.isNews(marked)) this.marked = marked;
+      if (this.shared.settings.isNews(settings)) this.settings = settings;
+    }
+    this.readPicture(arrays.picture);
+    this.buildPanels();
+    this.layOut();
+    const stays = this.hovered && this.pointed < this.maps.length;
+    this.hover(stays ? this.hovered : null, this.pointed, this.pointer); // the tooltip tells the new value
+  }
+
+  end() {
+    this.observer.disconnect();
+    this.sending.cancel();
+    this.speaking.cancel();
+    this.root.remove();
+  }
+
+  readPicture(pixels) {
+    const [height, width] = this.header.arrays.picture.shape;
+    const image = new ImageData(width, height);
+    for (let from = 0, to = 0; from < pixels.length; from += 3, to += 4) {
+      image.data[to] = pixels[from];
+      image.data[to + 1] = pixels[from + 1];
+      image.data[to + 2] = pixels[from + 2];
+      image.data[to + 3] = 255;
+    }
+    this.picture.width = width;
+    this.picture.height = height;
+    this.picture.getContext("2d").putImageData(image, 0, 0);
+  }
+
+  // Panels ------------------------------------------------------------------------------------------------------
+
+  buildPanels() {
+    while (this.panels.length > this.maps.length) this.panels.pop().element.remove();
+    while (this.panels.length < this.maps.length) this.panels.push(this.makePanel(this.panels.length));
+    const several = this.maps.length > 1;
+    const opens = several && !this.alone;
+    this.panels.forEach((panel, index) => {
+      panel.button.textContent = this.header.titles[index];
+      panel.button.disabled = !opens;
+      panel.button.title = opens ? `Open ${this.header.titles[index]} alone` : "";
+      panel.element.classList.toggle("is-selected", several && index === this.header.selected);
+    });
+    this.scaling.element.hidden = !several || this.header.fixed_limits;
+  }
+
+  makePanel(index) {
+    const element = make("figure", "patch-panel", { parent: this.stage });
+    const head = make("figcaption", "patch-head", { parent: element });
+    const button = make("button", "patch-title", { parent: head, type: "button" });
+    button.addEventListener("click", () => this.setTrigger("panel", index));
+    const value = make("span", "patch-value", { parent: head });
+    const surface = make("div", "patch-surface", { parent: element, role: "application" });
+    const base = make("canvas", "", { parent: surface, "aria-hidden": "true" });
+    const overlay = make("canvas", "patch-overlay", { parent: surface, "aria-hidden": "true" });
+    const mark = make("div", "patch-mark", { parent: surface });
+    const pointer = make("div", "patch-pointer", { parent: surface });
+    surface.addEventListener("pointermove", (event) => this.hover(this.patchAt(surface, event), index, event));
+    surface.addEventListener("pointerleave", () => this.hover(null));
+    surface.addEventListener("click", (event) => this.choose(this.patchAt(surface, event)));
+    surface.addEventListener("keydown", (event) => this.onKey(event, index));
+    surface.addEventListener("blur", () => this.tooltip.hide());
+    return { element, button, value, surface, base, overlay, mark, pointer };
+  }
+
+  layOut() {
+    if (!this.header || !this.root.isConnected || this.root.clientWidth === 0) return;
+    this.root.style.height = `${frameHeight(this.parent, 560)}px`;
+    this.side.hidden = this.maps.length > 1 || this.root.clientWidth < 640;
+    this.side.style.width = `${SIDE_WIDTH}px`;
+    this.settle();
+    const side = this.side.hidden ? 0 : SIDE_WIDTH + SIDE_GAP;
+    const width = this.stage.parentElement.clientWidth - side - 4;
+    const height = this.stage.clientHeight - 4;
+    const [pictureHeight, pictureWidth] = this.header.picture_size; // the blob may hold a smaller copy
+    this.size = panelSize(this.maps.length, width, height, pictureWidth / pictureHeight);
+    this.stage.style.gridTemplateColumns = `repeat(${this.size.across}, ${this.size.box}px)`;
+    this.stage.classList.toggle("is-scrolling", this.size.scrolls);
+    for (const panel of this.panels) this.drawPicture(panel);
+    this.drawOverlays();
+    this.drawMarks();
+    this.showDetails();
+  }
+
+  /** Everything that says how the maps are drawn, before sizes are taken: the scale bar may need a line more. */
+  settle() {
+    this.limits = this.panelLimits();
+    const { settings, header } = this;
+    const own = this.ownScale();
+    const [low, high] = this.limits[0] ?? [0, 1];
+    const lowest = this.limits.some((limits) => limits[0] < 0) ? "each panel’s minimum" : "0";
+    const words = own ? [lowest, "each panel’s maximum"] : null;
+    this.bar.update({ lut: this.lut, low: own ? 0 : low, high: own ? 1 : high, text: header.unit, words });
+    const notes = [`${this.rows} × ${this.columns} patches`];
+    if (this.maps.length > 1) notes.push(own ? "each panel scaled to its own maximum" : "one scale for all panels");
+    if (header.note) notes.push(header.note);
+    this.note.textContent = notes.join(" · ");
+    this.drawing.update(settings.smooth);
+    this.scaling.update(settings.shared_scale);
+    this.showOpacity();
+    const patch = this.marked ? `patch row ${this.marked[0]}, column ${this.marked[1]}` : header.source;
+    this.source.textContent = `From ${patch}`;
+    this.cls.hidden = !header.has_cls || !this.marked || this.alone;
+  }
+
+  ownScale() {
+    return this.maps.length > 1 && !this.settings.shared_scale && !this.header.fixed_limits;
+  }
+
+  /** Colour limits [low, high] of each panel. */
+  panelLimits() {
+    const { limits, shared_limits: shared, fixed_limits: fixed } = this.header;
+    return this.settings.shared_scale || fixed ? limits.map(() => shared) : limits;
+  }
+
+  drawPicture(panel) {
+    const { width, height, box } = this.size;
+    panel.element.style.width = `${box}px`;
+    panel.surface.style.width = `${width}px`;
+    panel.surface.style.height = `${height}px`;
+    const context = sizeCanvas(panel.base, width, height);
+    const growth = width / this.picture.width;
+    context.imageSmoothingEnabled = growth < 6; // a tiny picture shows its pixels
+    context.imageSmoothingQuality = "high";
+    context.drawImage(this.picture, 0, 0, width, height);
+  }
+
+  drawOverlays() {
+    this.panels.forEach((panel, index) => {
+      const [low, high] = this.limits[index];
+      const map = this.maps[index];
+      panel.overlay.classList.toggle("is-smooth", this.settings.smooth);
+      const scale = Math.min(SMOOTH_SIDE / Math.max(this.size.width, this.size.height), 1);
+      const width = this.settings.smooth ? Math.max(Math.round(this.size.width * scale), 1) : this.columns;
+      const height = this.settings.smooth ? Math.max(Math.round(this.size.height * scale), 1) : this.rows;
+      const values = this.settings.smooth ? interpolated(map, this.rows, this.columns, height, width) : map;
+      paintLevels(panel.overlay, levelsOf(values, low, high, "linear"), width, height, this.lut);
+    });
+  }
+
+  showOpacity() {
+    const percent = Math.round(100 * this.settings.opacity);
+    this.opacity.value = String(percent);
+    this.opacityText.textContent = `${percent} %`;
+    for (const panel of this.panels) panel.overlay.style.opacity = String(this.settings.opacity);
+  }
+
+  // The pointer's marks -----------------------------------------------------------------------------------------
+
+  drawMarks() {
+    this.panels.forEach((panel, index) => {
+      placeBox(panel.mark, this.marked, this.rows, this.columns);
+      placeBox(panel.pointer, this.hovered, this.rows, this.columns);
+      const value = this.hovered ? shortText(this.valueAt(index, this.hovered)) : "";
+      const highest = this.ownScale() ? `max ${shortText(this.limits[index][1])}` : "";
+      panel.value.textContent = this.maps.length > 1 ? value || highest : "";
+      panel.value.classList.toggle("is-live", Boolean(value));
+      const name = this.header.titles[index] || "Map";
+      panel.surface.setAttribute("aria-roledescription", "map over a picture");
+      panel.surface.setAttribute("aria-label", `${name}. ${this.source.textContent}. Arrow keys choose another patch.`);
+      panel.surface.tabIndex = index === (this.header.selected ?? 0) ? 0 : -1;
+    });
+  }
+
+  valueAt(index, [row, column]) {
+    return this.maps[index][row * this.columns + column];
+  }
+
+  patchAt(surface, event) {
+    const box = surface.getBoundingClientRect();
+    const row = Math.floor(((event.clientY - box.top) / box.height) * this.rows);
+    const column = Math.floor(((event.clientX - box.left) / box.width) * this.columns);
+    return [clamp(row, 0, this.rows - 1), clamp(column, 0, this.columns - 1)];
+  }
+
+  hover(patch, index = 0, event = null) {
+    if (!this.header) return;
+    Object.assign(this, { hovered: patch, pointed: index, pointer: event });
+    this.drawMarks();
+    this.showDetails();
+    if (patch && event) this.tooltip.show(this.lines(index, patch), event.clientX, event.clientY);
+    else this.tooltip.hide();
+  }
+
+  lines(index, patch) {
+    const lines = [exactText(this.valueAt(index, patch)), `patch row ${patch[0]}, column ${patch[1]}`];
+    if (this.maps.length > 1) lines.push(this.header.titles[index]);
+    return lines;
+  }
+
+  showDetails() {
+    if (this.side.hidden) return;
+    const map = this.maps[0];
+    const [low, high] = this.limits[0];
+    const list = make("ol", "view-bars");
+    const entries = strongest(map, LISTED).map((index) => {
+      const patch = [Math.floor(index / this.columns), index % this.columns];
+      const name = `row ${patch[0]}, column ${patch[1]}`;
+      return { name, title: `Show the attention of the patch at ${name}`, value: map[index], key: patch };
+    });
+    fillBars(list, entries, { low, high, onChoose: this.alone ? null : (patch) => this.choose(patch) });
+    const patch = this.hovered ?? this.marked;
+    const parts = [make("h3", "", { text: this.hovered ? "Patch" : this.marked ? "Chosen patch" : "Patch" })];
+    if (patch) {
+      const value = this.valueAt(0, patch);
+      const rank = 1 + map.reduce((count, other) => count + (other > value ? 1 : 0), 0);
+      parts.push(
+        make("div", "view-side-value", { text: exactText(value) }),
+        make("div", "view-side-line", { text: `row ${patch[0]}, column ${patch[1]}` }),
+        make("div", "view-note", { text: `rank ${rank} of ${map.length} patches` }),
+      );
+    } else {
+      const hint = "Point at the picture for the value of a patch";
+      const more = this.alone ? "." : "; click to see what that patch attends to.";
+      parts.push(make("div", "view-side-hint", { text: hint + more }));
+    }
+    parts.push(make("h3", "", { text: "Strongest patches" }), list);
+    this.side.replaceChildren(...parts);
+  }
+
+  // Acting ------------------------------------------------------------------------------------------------------
+
+  change(settings) {
+    Object.assign(this.settings, settings);
+    this.shared.settings.tell(this.settings);
+    this.layOut();
+    this.setState("view", { ...this.settings, input: this.header.input });
+  }
+
+  /** Chooses the patch whose attention is shown; null is CLS. */
+  choose(patch) {
+    if (!this.header || this.alone || (patch === null && !this.header.has_cls)) return;
+    this.marked = patch;
+    this.shared.marked.tell(patch);
+    this.settle();
+    this.drawMarks();
+    this.showDetails();
+    this.sending.request(() => this.setState("patch", { at: patch, input: this.header.input }));
+  }
+
+  onKey(event, index) {
+    if (!this.header || event.ctrlKey || event.metaKey || event.altKey) return;
+    const step = event.shiftKey ? 5 : 1;
+    const moves = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] };
+    const move = moves[event.key];
+    if (move) {
+      const middle = [Math.floor((this.rows - 1) / 2), Math.floor((this.columns - 1) / 2)];
+      const patch = this.marked
+        ? [clamp(this.marked[0] + move[0], 0, this.rows - 1), clamp(this.marked[1] + move[1], 0, this.columns - 1)]
+        : middle;
+      this.hover(null);
+      this.choose(patch);
+      this.speak(this.lines(index, patch).join(", "));
+    } else if (event.key === "Escape" && this.header.has_cls) {
+      this.choose(null);
+      this.speak("CLS");
+    } else {
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  speak(text) {
+    this.speaking.request(() => {
+      this.live.textContent = text;
+    });
+  }
+}
+
+/** How many panels lie side by side and how large they are; they scroll rather than shrink below a useful size. */
+function panelSize(count, width, height, aspect) {
+  const most = Math.max(Math.floor((width + GAP) / (SMALLEST_BOX + GAP)), 1); // as many titles fit side by side
+  let best = null;
+  for (let across = 1; across <= Math.min(count, most); across += 1) {
+    const down = Math.ceil(count / across);
+    const wide = (width - (across - 1) * GAP) / across;
+    const tall = (height - (down - 1) * GAP) / down - HEAD;
+    const panel = fitted(wide, tall, aspect);
+    if (!best || panel.width > best.width) best = { ...panel, across, scrolls: false };
+  }
+  if (count > 1 && Math.max(best.width, best.height) < SMALLEST_PANEL) {
+    const room = width - SCROLL_BAR;
+    const box = Math.max(SMALLEST_PANEL * Math.min(aspect, 1), SMALLEST_BOX);
+    const across = clamp(Math.floor((room + GAP) / (box + GAP)), 1, Math.min(count, most));
+    const wide = Math.min((room - (across - 1) * GAP) / across, 2 * SMALLEST_PANEL);
+    best = { ...fitted(wide, 2 * SMALLEST_PANEL, aspect), across, scrolls: true };
+  }
+  return { ...best, box: Math.max(best.width, SMALLEST_BOX) };
+}
+
+/** Largest whole-pixel size of the picture's aspect ratio within a box. */
+function fitted(width, height, aspect) {
+  const across = Math.min(width, Math.max(height, 24) * aspect);
+  return { width: Math.max(Math.floor(across), 6), height: Math.max(Math.floor(across / aspect), 6) };
+}
+
+/** A map at more pixels, bilinear between the centres of its patches; beyond the outer centres it stays constant. */
+function interpolated(map, rows, columns, height, width) {
+  const places = (size, count) =>
+    Array.from({ length: size }, (_, index) => {
+      const centre = clamp(((index + 0.5) / size) * count - 0.5, 0, count - 1);
+      const start = Math.floor(centre);
+      return [start, Math.min(start + 1, count - 1), centre - start];
+    });
+  const across = places(width, columns);
+  const values = new Float32Array(height * width);
+  places(height, rows).forEach(([top, bottom, down], row) => {
+    for (let column = 0; column < width; column += 1) {
+      const [left, right, share] = across[column];
+      const above = map[top * columns + left] * (1 - share) + map[top * columns + right] * share;
+      const below = map[bottom * columns + left] * (1 - share) + map[bottom * columns + right] * share;
+      values[row * width + column] = above * (1 - down) + below * down;
+    }
+  });
+  return values;
+}
+
+/** Puts a box round a patch of a picture, or hides it. */
+function placeBox(box, patch, rows, columns) {
+  box.hidden = !patch;
+  if (!patch) return;
+  box.style.left = `${(100 * patch[1]) / columns}%`;
+  box.style.top = `${(100 * patch[0]) / rows}%`;
+  box.style.width = `${100 / columns}%`;
+  box.style.height = `${100 / rows}%`;
+}
+
+export default function (component) {
+  return mountView(views, PatchMap, component);
+}

@@ -1,0 +1,123 @@
+"""The Export popover that every view has: pictures, an interactive page, numbers and settings of what is shown.
+
+Files are built when they are asked for, on a thread of their own, and not kept here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import streamlit as st
+
+from analysis.export import (
+    MEDIA_TYPES,
+    PICTURE_FORMATS,
+    ExportFormat,
+    export_figure,
+    figure_name,
+    refusal,
+    safe_name,
+)
+from analysis.figure_data import Figure, Provenance
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kind of file in the menu."""
+
+    format: str
+    label: str
+    help: str
+
+
+SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
+    (
+        "Figure",
+        (
+            Entry("png", "PNG", "Picture at 200 dots per inch"),
+            Entry("svg", "SVG", "Vector graphic; text stays text"),
+            Entry("pdf", "PDF", "Vector graphic for documents"),
+        ),
+    ),
+    ("Interactive", (Entry("html", "HTML", "This view as one page that works offline"),)),
+    (
+        "Data",
+        (
+            Entry("csv", "CSV", "The numbers that are shown, one row each"),
+            Entry("npz", "NPZ", "All exact float32 arrays, for NumPy"),
+        ),
+    ),
+    ("Settings", (Entry("json", "JSON", "Model, input and every choice, without the numbers"),)),
+)
+"""What the menu offers, in order."""
+
+
+def export_menu(figure: Figure, provenance: Provenance, *, key: str, name: str) -> None:
+    """Show the Export popover for what is on the screen.
+
+    Args:
+        figure: the record that the view has drawn.
+        provenance: written inside every file.
+        key: of the popover; its buttons have ``<key>_<format>``.
+        name: short name of the model for the files' names, such as "minilm".
+    """
+    problems: list[str] = []
+    with st.popover("Export", icon=":material/download:", key=key, help="Save what this view shows"):
+        for section, entries in SECTIONS:
+            st.caption(section)
+            with st.container(horizontal=True, gap="small"):
+                for entry in entries:
+                    reason = export_problem(figure, entry.format)
+                    if reason is not None:
+                        problems.append(f"{entry.label}: {reason}")
+                    st.download_button(
+                        entry.label,
+                        data=partial(file_bytes, figure, provenance, entry.format),
+                        file_name=file_name(figure, provenance, entry.format, name=name),
+                        mime=MEDIA_TYPES[entry.format],
+                        key=f"{key}_{entry.format}",
+                        help=entry.help,
+                        on_click="ignore",
+                        disabled=reason is not None,
+                        width=76,
+                    )
+        for problem in problems:
+            st.error(problem)
+        st.caption("Model, input and settings are stored inside each file.")
+
+
+def export_problem(figure: Figure, format: str) -> str | None:
+    """Why a file of this kind cannot be made, in a sentence; None when it can."""
+    if format in PICTURE_FORMATS and importlib.util.find_spec("matplotlib") is None:
+        return "matplotlib is not installed; install it to export pictures, or take HTML."
+    return refusal(figure, format)
+
+
+def file_bytes(figure: Figure, provenance: Provenance, format: str) -> bytes:
+    """The file's content."""
+    return _MAKERS.get(format, _from_analysis)(figure, provenance, format)
+
+
+def file_name(figure: Figure, provenance: Provenance, format: str, *, name: str) -> str:
+    """A name that tells what is inside, such as ``attnscope_minilm_head-view_L3_H5.png``."""
+    stem = figure_name(figure, provenance, model=safe_name(name).removeprefix("attnscope").lstrip("-_"))
+    return f"attnscope_{stem}.{format}"
+
+
+def _from_analysis(figure: Figure, provenance: Provenance, format: str) -> bytes:
+    return export_figure(figure, provenance, cast(ExportFormat, format))
+
+
+def _page(figure: Figure, provenance: Provenance, format: str) -> bytes:
+    from dashboard.standalone import (
+        figure_html,
+    )  # reads the components' sources, which the first paint need not
+
+    return figure_html(figure, provenance)
+
+
+_MAKERS: dict[str, Callable[[Figure, Provenance, str], bytes]] = {"html": _page}

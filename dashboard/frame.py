@@ -1,0 +1,174 @@
+"""What every page is framed with: styles, the title line, badges, small tables and the designed states.
+
+Text from users (tokens, file names, typed sentences) reaches the page only through ``literal`` (for Markdown) or
+``html.escape`` (for HTML), so that it is shown as typed and nothing in it runs, loads or links.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import streamlit as st
+
+from analysis.figure_data import ColourMapName
+from dashboard.selection import bind, choose
+
+STYLE_FILE = Path(__file__).with_name("style.css")
+VIEW_HEIGHT = 620
+"""Height in pixels of the one large view, so that title, tools and view fit a 900-pixel window."""
+
+_PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
+
+
+@dataclass(frozen=True)
+class Badge:
+    """A small persistent mark beside the title: what a reader must know of what is shown."""
+
+    text: str
+    help: str = ""
+    tone: Literal["plain", "warning"] = "plain"
+
+
+def literal(text: str) -> str:
+    """Text that Markdown shows as it is: every punctuation character is escaped."""
+    return _PUNCTUATION.sub(r"\\\1", text)
+
+
+@cache
+def _style() -> str:
+    return STYLE_FILE.read_text(encoding="utf-8")
+
+
+def styles() -> None:
+    """The program's own styles, where the theme's settings are not enough."""
+    st.html(f"<style>{_style()}</style>")
+
+
+def title_line(facts: Sequence[str], badges: Sequence[Badge] = ()) -> None:
+    """One line that says what is shown: the first fact stands out.
+
+    Args:
+        facts: such as the model's title, "23 tokens", "layer 2", "heads 3, 7"; shown literally.
+        badges: marks behind them.
+    """
+    head, *rest = facts
+    parts = [f"<strong>{escape(head)}</strong>", *(f"<span>{escape(fact)}</span>" for fact in rest)]
+    marks = "".join(
+        f'<span class="as-badge as-{badge.tone}" title="{escape(badge.help)}">{escape(badge.text)}</span>'
+        for badge in badges
+    )
+    st.html(f'<div class="as-title" role="heading" aria-level="1">{"<i>·</i>".join(parts)}{marks}</div>')
+
+
+def small_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int | None = None) -> None:
+    """A dense table of short texts, shown literally; numbers stand right.
+
+    Args:
+        marked: index of a row that stands out.
+    """
+    cells = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = []
+    for index, row in enumerate(rows):
+        name = ' class="as-marked"' if index == marked else ""
+        body.append(f"<tr{name}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+    st.html(f'<table class="as-table"><thead><tr>{cells}</tr></thead><tbody>{"".join(body)}</tbody></table>')
+
+
+def heading(text: str, help: str = "") -> None:
+    """A small heading of a group of controls or figures."""
+    st.html(f'<div class="as-heading" title="{escape(help)}">{escape(text)}</div>')
+
+
+def note(text: str) -> None:
+    """A quiet sentence under a view, shown literally."""
+    st.html(f'<div class="as-note">{escape(text)}</div>')
+
+
+def notes(sentences: Sequence[str]) -> None:
+    """What the reader must know, as a quiet list."""
+    for sentence in sentences:
+        note(sentence)
+
+
+def choice(
+    label: str,
+    options: Sequence[Any],
+    value: Any,
+    *,
+    key: str,
+    on_change: Callable[[], None],
+    words: Callable[[Any], str] = str,
+    width: int = 150,
+    help: str | None = None,
+) -> None:
+    """A compact select box without a label above it, so its options say what they are ("layer 2")."""
+    st.selectbox(
+        label,
+        options,
+        key=bind(key, value),
+        on_change=on_change,
+        format_func=words,
+        label_visibility="collapsed",
+        width=width,
+        help=help,
+    )
+
+
+def colour_choice(page: Literal["text", "image"], value: ColourMapName) -> None:
+    """The colour map of a page's views; all are perceptually even and safe for the colour-blind."""
+    key = f"{page}_colour_map"
+    choice(
+        "Colour map",
+        get_args(ColourMapName),
+        value,
+        key=key,
+        on_change=lambda: choose(page, colour_map=st.session_state[key]),
+        words=lambda name: str(name).capitalize(),
+        width=115,
+    )
+
+
+def views(
+    options: Sequence[str], value: str, *, key: str, on_change: Callable[[], None], words: dict[str, str]
+) -> None:
+    """The switch between the views of a page."""
+    st.segmented_control(
+        "View",
+        options,
+        key=bind(key, value),
+        on_change=on_change,
+        format_func=lambda name: words[name],
+        required=True,
+        label_visibility="collapsed",
+    )
+
+
+# States ------------------------------------------------------------------------------------------------------------
+
+
+def waiting_view(stage: str) -> None:
+    """Room for a view whose model is still being loaded, in the view's final size, so nothing jumps."""
+    st.html(
+        f'<div class="as-waiting" style="height:{VIEW_HEIGHT}px" role="status" aria-live="polite">'
+        f"<div>{escape(stage)}</div></div>"
+    )
+
+
+def empty_view(sentence: str, offers: Sequence[tuple[str, str, Callable[[], None]]], *, key: str) -> None:
+    """What stands where a view would, when there is no input: one sentence and examples that load at once.
+
+    Args:
+        offers: (key, label, what to do) of each example.
+    """
+    with st.container(key=f"{key}_empty", height=VIEW_HEIGHT, horizontal_alignment="center", border=True):
+        st.space("large")
+        st.html(f'<div class="as-empty">{escape(sentence)}</div>')
+        with st.container(horizontal=True, horizontal_alignment="center"):
+            for name, label, action in offers:
+                st.button(literal(label), key=f"{key}_offer_{name}", on_click=action)

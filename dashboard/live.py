@@ -1,0 +1,191 @@
+"""Sources (``dashboard.sources``) that answer from a trace of a loaded model, through the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.figure_data import Floats
+from dashboard import cached
+from dashboard.selection import Fusion, Part
+from dashboard.sources import THUMBNAIL_CELLS, HeadNumbers, PartInfo, PatchRows
+
+if TYPE_CHECKING:
+    from attn_core.maps import AttentionMap
+
+
+@dataclass(frozen=True)
+class LiveText:
+    """A ``TextSource`` over one traced text, or over its words when subwords are merged."""
+
+    key: str
+    maps: dict[Part, Sequence[AttentionMap]]
+    infos: dict[Part, PartInfo]
+    direction: Literal["ltr", "rtl"]
+    live: bool = True
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The kinds of attention that the trace holds."""
+        return tuple(self.infos)
+
+    def part(self, part: Part) -> PartInfo:
+        """Size and labels."""
+        return self.infos[part]
+
+    def block(self, part: Part, layer: int, rows: slice, columns: slice) -> Floats:
+        """(H, r, c) weights of all heads of a layer."""
+        info = self.infos[part]
+        spans = (rows.indices(len(info.rows))[:2], columns.indices(len(info.columns))[:2])
+        return cached.block(self.key, part, layer, *spans, _map=self.maps[part][layer])
+
+    def matrix(self, part: Part, layer: int, head: int | None) -> Floats:
+        """(Q, K) weights of a head, or the mean over heads."""
+        return cached.matrix(self.key, part, layer, head, _map=self.maps[part][layer])
+
+    def thumbnails(self, part: Part) -> Floats:
+        """(L, H, b, b) pooled maps."""
+        return cached.thumbnails(self.key, part, THUMBNAIL_CELLS, _maps=self.maps[part])
+
+    def rollout(self, part: Part, *, fusion: Fusion, discard_ratio: float, last_layer: int) -> Floats:
+        """(N, N) attention rollout."""
+        return cached.rolled_out(self.key, part, fusion, discard_ratio, last_layer, _maps=self.maps[part])
+
+    def numbers(self, part: Part, layer: int) -> HeadNumbers:
+        """Figures of each head of a layer."""
+        return cached.head_numbers(self.key, part, layer, _map=self.maps[part][layer])
+
+
+def text_source(traced: cached.Traced) -> LiveText:
+    """The source of a traced text.
+
+    Raises:
+        UnsupportedModelError: if the trace holds no attention at all.
+    """
+    trace, inputs = traced.trace, traced.inputs
+    source = inputs.tokens or ()
+    target = inputs.target_tokens or source
+    labels = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+    maps: dict[Part, Sequence[AttentionMap]] = {}
+    parts: tuple[Part, ...] = ("encoder", "decoder", "cross")
+    for part in parts:
+        layers = getattr(trace, part)
+        if layers:
+            maps[part] = layers
+    if not maps:
+        from attn_core.errors import UnsupportedModelError
+
+        raise UnsupportedModelError(
+            f"text_source: {traced.model.title} ran but handed out no attention weights in any layer; "
+            "choose another model."
+        )
+    infos = {part: _part_info(layers, *labels[part]) for part, layers in maps.items()}
+    return LiveText(traced.key, maps, infos, inputs.direction)
+
+
+def _part_info(layers: Sequence[AttentionMap], rows: tuple, columns: tuple) -> PartInfo:
+    first = layers[0]
+    shared = first.kv_heads < first.heads
+    groups = tuple(head * first.kv_heads // first.heads for head in range(first.heads)) if shared else None
+    return PartInfo(len(layers), first.heads, rows, columns, groups)
+
+
+def merged_words(traced: cached.Traced, source: LiveText) -> LiveText:
+    """The same attention between words: to a word the weights of its tokens are summed, from a word averaged."""
+    from analysis.words import merge_labels, word_groups
+
+    key = f"{source.key}:words"
+    infos: dict[Part, PartInfo] = {}
+    maps: dict[Part, Sequence[AttentionMap]] = {}
+    for part, info in source.infos.items():
+        rows, columns = word_groups(info.rows), word_groups(info.columns)
+        maps[part] = cached.word_maps(key, part, _maps=source.maps[part], _rows=rows, _columns=columns)
+        infos[part] = PartInfo(
+            info.layers,
+            info.heads,
+            merge_labels(info.rows, rows),
+            merge_labels(info.columns, columns),
+            info.groups,
+        )
+    return LiveText(key, maps, infos, source.direction)
+
+
+@dataclass(frozen=True)
+class LiveImage:
+    """An ``ImageSource`` over one traced picture."""
+
+    key: str
+    maps: Sequence[AttentionMap]
+    picture: NDArray[np.uint8]
+    grid: tuple[int, int]
+    prefix_tokens: int
+    live: bool = True
+
+    @property
+    def layers(self) -> int:
+        """How many layers have maps."""
+        return len(self.maps)
+
+    @property
+    def heads(self) -> int:
+        """Heads of a layer."""
+        return self.maps[0].heads
+
+    def rows(self, layer: int, patch: tuple[int, int] | None) -> PatchRows:
+        """(H, rows, columns) attention of CLS, of a patch, or the mean over all queries of a model without CLS."""
+        row = self._row(layer, patch)
+        return self._on_patches(row)
+
+    def all_rows(self, patch: tuple[int, int] | None) -> PatchRows:
+        """(L, H, rows, columns) the same for every layer."""
+        return self._on_patches(np.stack([self._row(layer, patch) for layer in range(self.layers)]))
+
+    def rollout(
+        self, patch: tuple[int, int] | None, *, fusion: Fusion, discard_ratio: float, last_layer: int
+    ) -> PatchRows:
+        """(rows, columns) rollout of CLS, of a patch, or its mean row."""
+        whole = cached.rolled_out(self.key, "encoder", fusion, discard_ratio, last_layer, _maps=self.maps)
+        query = self._query(patch)
+        return self._on_patches(whole.mean(axis=0) if query is None else whole[query])
+
+    def _query(self, patch: tuple[int, int] | None) -> int | None:
+        if patch is not None:
+            return self.prefix_tokens + patch[0] * self.grid[1] + patch[1]
+        return 0 if self.prefix_tokens else None
+
+    def _row(self, layer: int, patch: tuple[int, int] | None) -> Floats:
+        query = self._query(patch)
+        if query is None:
+            return cached.mean_row(self.key, "encoder", layer, _map=self.maps[layer])
+        return cached.map_row(self.key, "encoder", layer, query, _map=self.maps[layer])
+
+    def _on_patches(self, rows: Floats) -> PatchRows:
+        patches = rows[..., self.prefix_tokens :]
+        return PatchRows(
+            patches.reshape(*rows.shape[:-1], *self.grid), rows[..., : self.prefix_tokens].sum(axis=-1)
+        )
+
+
+def image_source(traced: cached.Traced) -> LiveImage:
+    """The source of a traced picture.
+
+    Raises:
+        UnsupportedModelError: if the trace holds no map over all patches of the picture.
+    """
+    grid, picture = traced.inputs.grid, traced.inputs.picture
+    assert grid is not None, "encode_image always gives a grid"
+    assert picture is not None, "encode_image always gives the picture"
+    positions = grid.prefix_tokens + grid.rows * grid.columns
+    maps = traced.trace.encoder
+    if not maps or any(layer.queries != positions or layer.keys != positions for layer in maps):
+        from attn_core.errors import UnsupportedModelError
+
+        raise UnsupportedModelError(
+            f"image_source: no layer of {traced.model.title} attends over the whole picture of "
+            f"{grid.rows} × {grid.columns} patches; choose a model whose layers do, such as the bundled one."
+        )
+    return LiveImage(traced.key, maps, picture, (grid.rows, grid.columns), grid.prefix_tokens)

@@ -1,0 +1,76 @@
+"""Where a figure comes from: the record that every exported file carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from analysis.figure_data import Provenance
+
+VERSION = "0.1.0"
+"""Of this program, as pyproject.toml has it."""
+
+LIBRARIES = ("torch", "transformers", "numpy", "streamlit")
+
+
+@cache
+def software() -> Mapping[str, str]:
+    """This program and the libraries that its numbers come from, with versions."""
+    found = {"AttnScope": VERSION}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # an unusual installation; the file then says less
+            continue
+    return found
+
+
+def heads_in_words(active: Sequence[int], heads: int) -> str:
+    """ "all 12", "3, 7" or "none"."""
+    if len(active) == heads:
+        return f"all {heads}"
+    return ", ".join(map(str, active)) or "none"
+
+
+def heads_fact(active: Sequence[int], heads: int) -> str:
+    """ "all 12 heads", "heads 3, 7", "head 5" or "no head", for the title."""
+    if len(active) == heads:
+        return f"all {heads} heads"
+    if not active:
+        return "no head"
+    return f"head{'s' if len(active) > 1 else ''} {heads_in_words(active, heads)}"
+
+
+def layer_in_words(layer: int | None, layers: int) -> str:
+    """ "2 of 0–5", or "all 6"."""
+    return f"all {layers}" if layer is None else f"{layer} of 0–{layers - 1}"
+
+
+def provenance(
+    *,
+    model: str,
+    revision: str,
+    input: str,
+    layer: str,
+    heads: str,
+    method: str,
+    aggregation: str = "none",
+    settings: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> Provenance:
+    """The record of one figure, with the software added; settings that are None are left out."""
+    kept = {name: value for name, value in (settings or {}).items() if value is not None}
+    return Provenance(
+        model=model,
+        revision=revision,
+        input=input,
+        layer=layer,
+        heads=heads,
+        aggregation=aggregation,
+        method=method,
+        settings=kept,
+        notes=tuple(notes),
+        software=software(),
+    )

@@ -1,0 +1,532 @@
+"""What the user has chosen: one frozen record, kept in the session and mirrored in the address bar.
+
+Widgets and components write into the record (``choose``), every view reads it (``current``). Nothing else holds a
+choice: the state of a widget is dropped by Streamlit when its page is left, the record stays, so changing a page
+loses nothing. Layers, heads, tokens and patches are counted from 0, on the screen, in links and in files.
+
+What comes from a link is untrusted: ``from_query`` takes only well-formed values and tells what it left out;
+``clamped`` then fits the choices to the model and the input that are really there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import streamlit as st
+
+from analysis.catalogue import BUNDLED
+from analysis.figure_data import ColourMapName
+from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
+
+Page = Literal["text", "image", "models"]
+TextView = Literal["head", "model", "matrix", "rollout"]
+ImageView = Literal["attention", "model", "rollout"]
+Part = Literal["encoder", "decoder", "cross"]
+Aggregation = Literal["head", "mean", "all"]
+PairFilter = Literal["all", "aa", "ab", "ba", "bb"]
+Fusion = Literal["mean", "max", "min"]
+Side = Literal["left", "right"]
+
+LINK_VERSION = "1"
+LINK_TEXT_CHARACTERS = 200
+"""A typed text goes into the address bar up to this length; a longer one, or an uploaded file, stays out of links."""
+
+MODEL_CHARACTERS = 120
+DEFAULT_MODELS: Mapping[str, str] = {
+    modality: next(model.name for model in BUNDLED if model.modality == modality)
+    for modality in ("text", "image")
+}
+
+_PLACES: Mapping[str, Mapping[str, Any]] = {
+    "text": {"pinned": None, "zoom": None, "cell": None, "window": 0},
+    "image": {"patch": None},
+}
+"""What names a place in one input and means nothing in another."""
+
+_RECORD_KEY = "selection"
+_LINK_KEY = "selection_link"
+_NUMBER = re.compile(r"\d{1,5}")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_FOLDER = re.compile(r"folder:[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,99}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model by name: a bundled name, a Hub id, or ``folder:<name>`` below the folder that the server's owner set.
+
+    Attributes:
+        asked: a link named it and the user has not agreed to load it yet (it may be a download).
+    """
+
+    name: str
+    revision: str | None = None
+    asked: bool = False
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it is one of the models that come with the program."""
+        return any(model.name == self.name for model in BUNDLED)
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """A sentence, or a pair; for an encoder–decoder model the second text is what the decoder reads."""
+
+    text: str
+    pair: str | None = None
+    kind: Literal["sample", "typed", "upload"] = "typed"
+    name: str = ""
+    """Sample id, or the uploaded file's name."""
+
+
+@dataclass(frozen=True)
+class PictureInput:
+    """A sample photograph or an uploaded picture (its bytes are kept beside the record, by digest)."""
+
+    kind: Literal["sample", "upload"] = "sample"
+    name: str = ""
+    """Sample id, or the uploaded file's name."""
+    digest: str = ""
+    side: int | None = 224
+    """Short side in pixels that the model sees, for models that take any size."""
+
+
+@dataclass(frozen=True)
+class TextChoices:
+    """Everything chosen on the Text page."""
+
+    model: ModelChoice
+    input: TextInput
+    view: TextView = "head"
+    open_in: Literal["head", "matrix"] = "head"
+    """The view that a thumbnail opens in: the one of the two that was shown last."""
+    part: Part = "encoder"
+    layer: int = 0
+    heads: tuple[int, ...] | None = None
+    """Heads whose lines are drawn, ascending; None means all. The first is the one that one-head views show."""
+    aggregation: Literal["head", "mean"] = "head"
+    pinned: tuple[Side, int] | None = None
+    pair_filter: PairFilter = "all"
+    threshold: float = 0.0
+    hide_special: bool = False
+    merge_words: bool = False
+    fusion: Fusion = "mean"
+    discard_ratio: float = 0.0
+    rollout_layer: int | None = None
+    """Last layer that a rollout goes through; None is the model's last."""
+    rollout_shows: Literal["row", "matrix"] = "row"
+    zoom: tuple[int, int, int, int] | None = None
+    cell: tuple[int, int] | None = None
+    """Cell of a matrix whose exact value is shown."""
+    colour_scale: Literal["linear", "sqrt"] = "linear"
+    window: int = 0
+    """First token of the part that the head view shows of a long text."""
+    colour_map: ColourMapName = "viridis"
+    shared_scale: bool = False
+
+
+@dataclass(frozen=True)
+class ImageChoices:
+    """Everything chosen on the Image page."""
+
+    model: ModelChoice
+    input: PictureInput
+    view: ImageView = "attention"
+    layer: int = 0
+    heads: tuple[int, ...] | None = None
+    """The first is the one that a one-head view shows; None is head 0."""
+    aggregation: Aggregation = "all"
+    patch: tuple[int, int] | None = None
+    """(row, column) of the patch whose row is shown; None is CLS, or the mean row of a model without CLS."""
+    fusion: Fusion = "mean"
+    discard_ratio: float = 0.0
+    rollout_layer: int | None = None
+    opacity: float = 0.6
+    smooth: bool = False
+    shared_scale: bool = True
+    shared_thumbnails: bool = False
+    colour_map: ColourMapName = "viridis"
+
+
+def active_heads(choices: TextChoices | ImageChoices, heads: int) -> tuple[int, ...]:
+    """The chosen heads of a layer that has ``heads`` of them."""
+    return tuple(range(heads)) if choices.heads is None else choices.heads
+
+
+def focus_head(choices: TextChoices | ImageChoices) -> int:
+    """The head that a view of one head shows."""
+    return choices.heads[0] if choices.heads else 0
+
+
+@dataclass(frozen=True)
+class Selection:
+    """All choices of a session."""
+
+    text: TextChoices
+    image: ImageChoices
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What a link asked for and did not get, in plain sentences."""
+
+
+def default_selection() -> Selection:
+    """The selection that a new session starts with: the bundled models on their first samples."""
+    sentence, picture = TEXT_SAMPLES[0], PICTURE_SAMPLES[0]
+    return Selection(
+        text=TextChoices(
+            model=ModelChoice(DEFAULT_MODELS["text"]),
+            input=TextInput(sentence.text, sentence.pair, "sample", sentence.id),
+            layer=2,
+        ),
+        image=ImageChoices(
+            model=ModelChoice(DEFAULT_MODELS["image"]), input=PictureInput(name=picture.id), layer=11
+        ),
+    )
+
+
+# In the session ------------------------------------------------------------------------------------------------
+
+
+def current() -> Selection:
+    """The session's selection."""
+    if _RECORD_KEY not in st.session_state:
+        st.session_state[_RECORD_KEY] = default_selection()
+    return st.session_state[_RECORD_KEY]
+
+
+def choose(page: Literal["text", "image"], **changes: Any) -> None:
+    """Change choices of one page.
+
+    A new model or input keeps the layer and the heads (``clamped`` fits them) but drops what named a place in the
+    old input: the pinned token or patch, the zoom, the window.
+    """
+    selection = current()
+    choices = getattr(selection, page)
+    if any(
+        name in changes and changes[name] != getattr(choices, name) for name in ("model", "input", "part")
+    ):
+        changes = {**_PLACES[page], **changes}
+    st.session_state[_RECORD_KEY] = replace(selection, **{page: replace(choices, **changes)})
+
+
+def tell(*notes: str) -> None:
+    """Keep sentences for the next page to show."""
+    selection = current()
+    fresh = tuple(note for note in notes if note not in selection.notes)
+    st.session_state[_RECORD_KEY] = replace(selection, notes=selection.notes + fresh)
+
+
+def take_notes() -> tuple[str, ...]:
+    """The sentences kept by ``tell``, once."""
+    selection = current()
+    st.session_state[_RECORD_KEY] = replace(selection, notes=())
+    return selection.notes
+
+
+def bind(key: str, value: Any) -> str:
+    """Give the widget with this key the value of the selection, before the widget is made; returns the key.
+
+    The value is written only where it differs: rewriting an equal one would throw a fast user's slider back.
+    """
+    if key not in st.session_state or st.session_state[key] != value:
+        st.session_state[key] = value
+    return key
+
+
+def page_of(url_path: str) -> Page:
+    """The page that an address names; the default page's address is empty."""
+    return next((page for page in get_args(Page) if page == url_path), "text")
+
+
+# In the address bar ----------------------------------------------------------------------------------------------
+
+
+def read_link(page: Page) -> None:
+    """Take over what the address bar says, when it says something that this session did not write there itself."""
+    params = {name: st.query_params[name] for name in st.query_params}
+    written = st.session_state.get(_LINK_KEY, {})
+    if not params or params in written.values():
+        return
+    st.session_state[_RECORD_KEY] = from_query(params, current(), page)
+    st.session_state[_LINK_KEY] = {**written, page: params}
+
+
+def write_link(page: Page) -> None:
+    """Put the selection into the address bar."""
+    params = to_query(current(), page)
+    if params != {name: st.query_params[name] for name in st.query_params}:
+        st.query_params.from_dict(params)
+    written = dict(st.session_state.get(_LINK_KEY, {}))
+    st.session_state[_LINK_KEY] = {**written, page: params}
+
+
+def to_query(selection: Selection, page: Page) -> dict[str, str]:
+    """The parameters of a link that reopens the view, plain strings."""
+    if page == "models":
+        return {}
+    choices = selection.text if page == "text" else selection.image
+    params = {"v": LINK_VERSION, "model": choices.model.name}
+    if choices.model.revision:
+        params["rev"] = choices.model.revision
+    if choices.input.kind == "sample":
+        params["sample"] = choices.input.name
+    params |= _text_params(selection.text) if page == "text" else _image_params(selection.image)
+    params |= {"view": choices.view, "layer": str(choices.layer)}
+    heads = "all" if choices.heads is None else ",".join(map(str, choices.heads)) or "none"
+    return params | {"head": heads if choices.aggregation == "head" else choices.aggregation}
+
+
+def from_query(params: Mapping[str, str], selection: Selection, page: Page) -> Selection:
+    """The selection with the choices of a link.
+
+    Args:
+        params: the address's parameters; absent ones leave their choice as it is.
+        selection: what to start from.
+        page: the page that the link opens.
+    Returns:
+        the new selection; its ``notes`` name what was not understood and so left out.
+    """
+    if page == "models":
+        return selection
+    if params.get("v", LINK_VERSION) != LINK_VERSION:
+        note = "The link is of another version of this program; its choices were left out."
+        return replace(selection, notes=(*selection.notes, note))
+    readers = _TEXT_READERS if page == "text" else _IMAGE_READERS
+    choices: Any = getattr(selection, page)
+    bad = []
+    for name, value in params.items():
+        if name == "v":
+            continue
+        reader = readers.get(name)
+        changed = reader(choices, value, params) if reader else None
+        if changed is None:
+            bad.append(name)
+        else:
+            choices = changed
+    notes = selection.notes
+    if bad:
+        notes += (
+            f"The link holds values that are not understood and were left out: {', '.join(sorted(bad)[:8])}.",
+        )
+    return replace(selection, notes=notes, **{page: choices})
+
+
+def _text_params(choices: TextChoices) -> dict[str, str]:
+    params = {}
+    texts = (choices.input.text, choices.input.pair or "")
+    if choices.input.kind == "typed" and sum(map(len, texts)) <= LINK_TEXT_CHARACTERS:
+        params["t"] = texts[0]
+        if choices.input.pair is not None:
+            params["t2"] = texts[1]
+    if choices.part != "encoder":
+        params["part"] = choices.part
+    if choices.pinned is not None:
+        params["token"] = ("" if choices.pinned[0] == "left" else "r") + str(choices.pinned[1])
+    return params
+
+
+def _image_params(choices: ImageChoices) -> dict[str, str]:
+    params = {}
+    if choices.input.side is not None:
+        params["side"] = str(choices.input.side)
+    if choices.patch is not None:
+        params["patch"] = f"{choices.patch[0]},{choices.patch[1]}"
+    return params
+
+
+def model_name_problem(name: str) -> str | None:
+    """Why a model's name cannot be taken, in one sentence, or None.
+
+    Names are bundled names, ids of the model hub, or folders below the one that the server's owner opened. A path
+    or an address is none of these: the server reads no file and fetches no page that a user names.
+    """
+    if len(name) > MODEL_CHARACTERS:
+        return "The name is too long for a model's name."
+    if "://" in name or name.lower().startswith(("http:", "https:", "www.")):
+        return "Addresses are not fetched; write the model's id alone, such as google-bert/bert-base-uncased."
+    if name.startswith(("/", "~", ".")) or ".." in name or "\\" in name:
+        return "Paths on the server are not opened; write a model's id such as google-bert/bert-base-uncased."
+    if not (_HUB_NAME.fullmatch(name) or _FOLDER.fullmatch(name)):
+        return (
+            "This is not a model's id; write it as organisation/model, such as google-bert/bert-base-uncased."
+        )
+    return None
+
+
+def revision_problem(revision: str) -> str | None:
+    """Why a revision cannot be taken, or None."""
+    if _REVISION.fullmatch(revision) and ".." not in revision:
+        return None
+    return "A revision is a branch, a tag or a commit: letters, digits, dots, dashes and slashes."
+
+
+# One reader a parameter: (choices, value, all parameters) -> new choices, or None when the value is not understood.
+
+
+def _read_model(choices: Any, value: str, params: Mapping[str, str]) -> Any:
+    if model_name_problem(value) is not None:
+        return None
+    revision = params.get("rev")
+    if revision is not None and revision_problem(revision) is not None:
+        revision = None
+    known = value == choices.model.name and revision == choices.model.revision and not choices.model.asked
+    if known:
+        return choices
+    model = ModelChoice(value, revision)
+    modality = "text" if isinstance(choices, TextChoices) else "image"
+    if any(bundled.name == value and bundled.modality != modality for bundled in BUNDLED):
+        return None
+    return replace(choices, model=replace(model, asked=not model.bundled or revision is not None))
+
+
+def _read_revision(choices: Any, value: str, params: Mapping[str, str]) -> Any:
+    return choices if revision_problem(value) is None and "model" in params else None
+
+
+def _read_text_sample(choices: TextChoices, value: str, _: Mapping[str, str]) -> TextChoices | None:
+    sample = next((sample for sample in TEXT_SAMPLES if sample.id == value), None)
+    return sample and replace(choices, input=TextInput(sample.text, sample.pair, "sample", sample.id))
+
+
+def _read_typed(choices: TextChoices, value: str, params: Mapping[str, str]) -> TextChoices | None:
+    pair = params.get("t2")
+    if "sample" in params or len(value) + len(pair or "") > LINK_TEXT_CHARACTERS:
+        return None
+    return replace(choices, input=TextInput(value, pair))
+
+
+def _read_second(choices: TextChoices, _: str, params: Mapping[str, str]) -> TextChoices | None:
+    return choices if "t" in params else None
+
+
+def _read_picture_sample(choices: ImageChoices, value: str, _: Mapping[str, str]) -> ImageChoices | None:
+    if all(sample.id != value for sample in PICTURE_SAMPLES):
+        return None
+    return replace(choices, input=PictureInput(name=value, side=choices.input.side))
+
+
+def _read_side(choices: ImageChoices, value: str, _: Mapping[str, str]) -> ImageChoices | None:
+    side = _number(value)
+    if side is None or not 14 <= side <= 1024:
+        return None
+    return replace(choices, input=replace(choices.input, side=side))
+
+
+def _read_layer(choices: Any, value: str, _: Mapping[str, str]) -> Any:
+    layer = _number(value)
+    return None if layer is None else replace(choices, layer=layer)
+
+
+def _read_heads(choices: Any, value: str, _: Mapping[str, str]) -> Any:
+    if value == "mean":
+        return replace(choices, aggregation="mean")
+    if value == "all":
+        text = isinstance(choices, TextChoices)
+        return replace(choices, heads=None, aggregation="head" if text else "all")
+    if value == "none" and isinstance(choices, TextChoices):
+        return replace(choices, heads=(), aggregation="head")
+    heads = [_number(part) for part in value.split(",")]
+    if not heads or len(heads) > 256 or None in heads:
+        return None
+    return replace(
+        choices, heads=tuple(sorted({head for head in heads if head is not None})), aggregation="head"
+    )
+
+
+def _read_token(choices: TextChoices, value: str, _: Mapping[str, str]) -> TextChoices | None:
+    index = _number(value.removeprefix("r"))
+    if index is None:
+        return None
+    return replace(choices, pinned=("right" if value.startswith("r") else "left", index))
+
+
+def _read_patch(choices: ImageChoices, value: str, _: Mapping[str, str]) -> ImageChoices | None:
+    numbers = [_number(part) for part in value.split(",")]
+    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
+        return None
+    return replace(choices, patch=(numbers[0], numbers[1]))
+
+
+def _read_one_of(name: str, allowed: tuple[str, ...]) -> Any:
+    def read(choices: Any, value: str, _: Mapping[str, str]) -> Any:
+        return replace(choices, **{name: value}) if value in allowed else None
+
+    return read
+
+
+def _number(value: str) -> int | None:
+    return int(value) if _NUMBER.fullmatch(value) and value.isascii() else None
+
+
+_SHARED_READERS = {"model": _read_model, "rev": _read_revision, "layer": _read_layer, "head": _read_heads}
+_TEXT_READERS: Mapping[str, Any] = {
+    **_SHARED_READERS,
+    "sample": _read_text_sample,
+    "t": _read_typed,
+    "t2": _read_second,
+    "token": _read_token,
+    "view": _read_one_of("view", get_args(TextView)),
+    "part": _read_one_of("part", get_args(Part)),
+}
+_IMAGE_READERS: Mapping[str, Any] = {
+    **_SHARED_READERS,
+    "sample": _read_picture_sample,
+    "side": _read_side,
+    "patch": _read_patch,
+    "view": _read_one_of("view", get_args(ImageView)),
+}
+
+
+# Fitting to what is there -----------------------------------------------------------------------------------------
+
+
+def clamped_text(choices: TextChoices, *, layers: int, heads: int, queries: int, keys: int) -> TextChoices:
+    """The choices fitted to a model and an input: what lies beyond the end becomes the last, or is dropped.
+
+    Args:
+        layers, heads: of the part that is shown.
+        queries, keys: tokens on the left and on the right.
+    """
+    limits = {"left": queries, "right": keys}
+    pinned = choices.pinned if choices.pinned and choices.pinned[1] < limits[choices.pinned[0]] else None
+    zoom = choices.zoom
+    if zoom is not None and (zoom[1] > queries or zoom[3] > keys):
+        zoom = None
+    rollout_layer = choices.rollout_layer
+    return replace(
+        choices,
+        layer=min(choices.layer, layers - 1),
+        heads=_clamped_heads(choices.heads, heads),
+        pinned=pinned,
+        zoom=zoom,
+        cell=choices.cell if choices.cell and choices.cell[0] < queries and choices.cell[1] < keys else None,
+        window=choices.window if choices.window < max(queries, keys) else 0,
+        rollout_layer=None if rollout_layer is None or rollout_layer >= layers else rollout_layer,
+    )
+
+
+def clamped_image(choices: ImageChoices, *, layers: int, heads: int, rows: int, columns: int) -> ImageChoices:
+    """The choices fitted to a model and a picture of ``rows`` × ``columns`` patches."""
+    patch = choices.patch
+    if patch is not None and (patch[0] >= rows or patch[1] >= columns):
+        patch = None
+    rollout_layer = choices.rollout_layer
+    return replace(
+        choices,
+        layer=min(choices.layer, layers - 1),
+        heads=_clamped_heads(choices.heads, heads),
+        patch=patch,
+        rollout_layer=None if rollout_layer is None or rollout_layer >= layers else rollout_layer,
+    )
+
+
+def _clamped_heads(chosen: tuple[int, ...] | None, heads: int) -> tuple[int, ...] | None:
+    if not chosen:
+        return chosen
+    kept = tuple(head for head in chosen if head < heads)
+    if len(kept) == heads:
+        return None
+    return kept or (heads - 1,)

@@ -1,0 +1,1 @@
+"""The pages, and the views that they show: one short module each."""

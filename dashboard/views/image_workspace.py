@@ -1,0 +1,192 @@
+"""The large area of the Image page: title, tools, one view, export. One fragment, as on the Text page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import streamlit as st
+
+from analysis.figure_data import Figure, Provenance
+from dashboard import cached
+from dashboard.boundary import page_boundary, tell_error
+from dashboard.export_menu import export_menu
+from dashboard.frame import Badge, notes, title_line, views, waiting_view
+from dashboard.live import image_source
+from dashboard.provenance import layer_in_words, provenance
+from dashboard.selection import (
+    ImageChoices,
+    choose,
+    clamped_image,
+    current,
+    focus_head,
+    take_notes,
+    write_link,
+)
+from dashboard.sidebar import picture_bytes
+from dashboard.sources import ImageSource
+from dashboard.views import image_attention, image_model, image_rollout
+from dashboard.waiting import title_of
+
+VIEW_WORDS = {"attention": "Attention", "model": "Model view", "rollout": "Rollout"}
+LAST_GOOD = "image_last_good"
+
+
+@dataclass(frozen=True)
+class View:
+    """A view's two halves: its tools, and the drawing that returns the record of what is shown."""
+
+    tools: Callable[[ImageSource, ImageChoices], None]
+    show: Callable[[ImageSource, ImageChoices], Figure]
+
+
+VIEWS: Mapping[str, View] = {
+    "attention": View(image_attention.tools, image_attention.show),
+    "model": View(image_model.tools, image_model.show),
+    "rollout": View(image_rollout.tools, image_rollout.show),
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A source and what the page says of it."""
+
+    source: ImageSource
+    model: str
+    revision: str
+    input: str
+    badges: tuple[Badge, ...]
+    notes: tuple[str, ...]
+
+
+def workspace() -> None:
+    """Draw the area for the current selection."""
+    with page_boundary():
+        choices = current().image
+        for sentence in take_notes():
+            st.info(sentence, icon=":material/info:")
+        shown = opened(choices)
+        if shown is None:
+            title_line([title_of(choices.model)])
+            waiting_view("The view appears here as soon as the model is ready.")
+            return
+        fitted = fit(shown.source, choices)
+        _title(shown, fitted)
+        view = VIEWS[fitted.view]
+        with st.container(horizontal=True, vertical_alignment="center", key="image_tools"):
+            views(list(VIEW_WORDS), fitted.view, key="image_view", on_change=_view_picked, words=VIEW_WORDS)
+            view.tools(shown.source, fitted)
+            export_place = st.container(key="image_export_place", width="content")
+        figure = view.show(shown.source, fitted)
+        with export_place:
+            record = _provenance(shown, fitted)
+            export_menu(
+                figure, record, key=f"image_{fitted.view}_export", name=choices.model.name
+            )
+        notes(shown.notes)
+        write_link("image")
+
+
+def opened(choices: ImageChoices) -> Shown | None:
+    """The source of the chosen model and picture; the example while the model loads; None when neither is there."""
+    shared = cached.model_if_ready(choices.model.name, choices.model.revision)
+    if shared is None:
+        example = cached.example().image
+        if not example.answers(choices):
+            return None
+        return Shown(example, title_of(choices.model), example.revision, example.sample, (), example.notes)
+    try:
+        shown = _live(choices)
+    except Exception as error:  # noqa: BLE001 - told, and the last good view stays
+        return _last_good(choices, error)
+    st.session_state[LAST_GOOD] = choices
+    return shown
+
+
+def _live(choices: ImageChoices) -> Shown:
+    file = picture_bytes(choices.input)
+    if file is None:
+        raise LookupError("The uploaded picture is no longer here.")
+    digest, name, data = file
+    picture = cached.picture(digest, name, _data=data)
+    model, side = choices.model, choices.input.side
+    traced = cached.traced_picture(model.name, model.revision, digest, side, _picture=picture)
+    told = (*traced.model.notes, *picture.notes, *traced.inputs.notes, *traced.trace.notes)
+    source = image_source(traced)
+    words = f"{name} (SHA-256 {picture.sha256})"
+    return Shown(source, traced.model.title, traced.model.revision, words, (), told)
+
+
+def _last_good(choices: ImageChoices, error: Exception) -> Shown | None:
+    """Tell the error above what was shown before it."""
+    if isinstance(error, LookupError):
+        st.warning("The uploaded picture is no longer on the server; upload it again, or choose a sample.")
+    else:
+        tell_error(error, what="This picture could not be shown")
+    before = st.session_state.get(LAST_GOOD)
+    if before is None or before.input == choices.input:
+        return None
+    st.caption("Below: what was shown before.")
+    return _live(replace(choices, input=before.input, model=before.model))
+
+
+def fit(source: ImageSource, choices: ImageChoices) -> ImageChoices:
+    """The choices fitted to what is there; kept, so that a link beyond the end shows the last layer and says so."""
+    rows, columns = source.grid
+    fitted = clamped_image(choices, layers=source.layers, heads=source.heads, rows=rows, columns=columns)
+    if fitted != choices:
+        names = ("layer", "heads", "patch", "rollout_layer")
+        choose("image", **{name: getattr(fitted, name) for name in names})
+        if fitted.layer != choices.layer:
+            st.info(
+                f"This model has layers 0 to {source.layers - 1}; layer {choices.layer} was changed to the last."
+            )
+    return fitted
+
+
+def _title(shown: Shown, choices: ImageChoices) -> None:
+    source = shown.source
+    rows, columns = source.grid
+    height, width = source.picture.shape[:2]
+    facts = [shown.model, f"{width} × {height} px", f"{rows} × {columns} patches"]
+    if choices.view == "attention":
+        facts.append(f"layer {choices.layer}")
+        heads = {"all": f"all {source.heads} heads", "mean": f"mean of {source.heads} heads"}
+        facts.append(heads.get(choices.aggregation, f"head {focus_head(choices)}"))
+    else:
+        facts.append(f"{source.layers} layers × {source.heads} heads")
+    title_line(facts, shown.badges)
+
+
+def _view_picked() -> None:
+    choose("image", view=st.session_state["image_view"])
+
+
+def _provenance(shown: Shown, choices: ImageChoices) -> Provenance:
+    source = shown.source
+    everything = choices.view != "attention"
+    last = source.layers - 1 if choices.rollout_layer is None else choices.rollout_layer
+    layer = layer_in_words(None if everything else choices.layer, source.layers)
+    heads, aggregation, method = f"all {source.heads}", "none", "attention weights"
+    if not everything and choices.aggregation == "head":
+        heads = str(focus_head(choices))
+    elif not everything and choices.aggregation == "mean":
+        aggregation = f"mean of {source.heads} heads"
+    if choices.view == "rollout":
+        layer = f"0 to {last} of 0–{source.layers - 1}"
+        aggregation = f"{choices.fusion} of {source.heads} heads"
+        method = "attention rollout (Abnar & Zuidema 2020)"
+    settings: dict[str, object] = {"from": image_attention.source_in_words(source, choices)}
+    if choices.view == "rollout":
+        settings["discard ratio"] = choices.discard_ratio
+    return provenance(
+        model=shown.model,
+        revision=shown.revision,
+        input=shown.input,
+        layer=layer,
+        heads=heads,
+        aggregation=aggregation,
+        method=method,
+        settings=settings,
+        notes=shown.notes,
+    )

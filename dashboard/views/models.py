@@ -1,0 +1,126 @@
+"""The Models page: what is bundled, what is loaded, and whether looking inside changes a model's answers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from analysis.catalogue import BUNDLED, BundledModel, is_installed
+from dashboard import cached
+from dashboard.boundary import page_boundary, tell_error
+from dashboard.frame import heading, literal, note, notes, small_table, title_line
+from dashboard.provenance import software
+from dashboard.waiting import POLL_SECONDS
+
+KIND_WORDS = {"text": "text", "image": "image"}
+PARITY_KEY = "models_parity"
+
+
+def bundled_table() -> None:
+    """The catalogue."""
+    heading("Bundled models")
+    rows = [
+        (
+            model.title,
+            KIND_WORDS[model.modality],
+            model.licence,
+            f"{model.size / 1e6:.0f} MB",
+            f"{model.package} {model.version}",
+            _state(model),
+        )
+        for model in BUNDLED
+    ]
+    small_table(("Model", "Kind", "Licence", "Size", "From", "State"), rows)
+    for model in BUNDLED:
+        with st.expander(literal(model.title), key=f"models_about_{model.name}"):
+            note(model.description)
+            small_table(
+                ("", ""),
+                [
+                    ("Citation", model.citation),
+                    ("Source", model.source),
+                    ("SHA-256", model.sha256),
+                ],
+            )
+
+
+def _state(model: BundledModel) -> str:
+    job = cached.loader().find(model.name)
+    if job is not None:
+        return {"running": f"loading: {job.stage}", "ready": f"loaded in {job.seconds:.1f} s", "failed": "could not be loaded"}[
+            job.state
+        ]
+    return "installed" if is_installed(model) else "not installed: run make models"
+
+
+def loaded_models() -> None:
+    """Details of each loaded model, and its parity figure."""
+    ready = cached.loader().ready()
+    running = [job for job in cached.loader().jobs() if job.state == "running"]
+    if running:
+        st.fragment(_poll, run_every=POLL_SECONDS)(len(running))
+    heading("Loaded models")
+    if not ready:
+        note("None yet. A model is loaded when the Text or Image page asks for it.")
+    for name, revision in ready:
+        shared = cached.model_if_ready(name, revision)
+        if shared is not None:
+            _details(shared)
+
+
+def _poll(running: int) -> None:
+    """Run the page again when a load has ended."""
+    if sum(job.state == "running" for job in cached.loader().jobs()) != running:
+        st.rerun()
+    note("A model is being loaded …")
+
+
+def _details(shared: cached.SharedModel) -> None:
+    from analysis.models import describe  # brings torch, which is there when a model is
+
+    model = shared.model
+    with st.container(border=True):
+        title_line([model.title, model.family, f"{model.parameters / 1e6:.1f} M parameters"])
+        small_table(("", ""), [row for row in describe(model) if row[0] not in ("title", "note")])
+        notes(model.notes)
+        _parity(shared)
+
+
+def _parity(shared: cached.SharedModel) -> None:
+    """The largest difference that capturing makes to the model's outputs, measured when asked."""
+    name, revision = shared.request
+    key = f"{PARITY_KEY}_{name}_{revision or ''}"
+    asked = st.session_state.setdefault(PARITY_KEY, set())
+    if key not in asked:
+        st.button(
+            "Compare a captured pass with a plain one",
+            key=key,
+            on_click=partial(asked.add, key),
+            help="Runs one input twice, with and without capture, and tells the largest difference of the outputs.",
+        )
+        return
+    try:
+        found = cached.parity(name, revision)
+    except Exception as error:  # noqa: BLE001 - told on the page
+        tell_error(error, what="The two passes could not be compared")
+        return
+    small_table(
+        ("Output", "Largest difference, captured − plain"),
+        [(output, f"{difference:.3g}") for output, difference in found.items()],
+    )
+    note("0 means that the maps are those of exactly the computation that the model does without us.")
+
+
+def program() -> None:
+    """Versions and limits."""
+    heading("Program")
+    rows = [(name, version) for name, version in software().items()]
+    rows += [(f"Limit: {what}", value) for what, value in cached.budgets()]
+    small_table(("", ""), rows)
+
+
+with page_boundary("This page could not be shown"):
+    bundled_table()
+    loaded_models()
+    program()

@@ -1,0 +1,148 @@
+"""Head view: lines between two columns of tokens, for the heads of one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import streamlit as st
+
+from analysis.figure_data import Floats, HeadView
+from dashboard import cached, figures
+from dashboard.components import head_view, head_view_state
+from dashboard.frame import VIEW_HEIGHT, choice
+from dashboard.selection import TextChoices, active_heads, choose, current
+from dashboard.sources import ALL_LAYERS_TOKENS, LINE_TOKENS, WORD_TOKENS, PartInfo, TextSource
+
+KEY = "text_head_view"
+
+
+def tools(source: TextSource, choices: TextChoices) -> None:
+    """Which part of a long text is shown; everything else is chosen inside the view."""
+    info = source.part(choices.part)
+    longest = max(len(info.rows), len(info.columns))
+    if longest > LINE_TOKENS:
+        choice(
+            "Part of the text",
+            range(0, longest, LINE_TOKENS),
+            choices.window,
+            key="text_window",
+            on_change=_window_picked,
+            words=lambda start: f"tokens {start}–{min(start + LINE_TOKENS, longest) - 1}",
+            width=190,
+        )
+
+
+def show(source: TextSource, choices: TextChoices) -> HeadView:
+    """Draw the view; returns the record of what is on the screen."""
+    info = source.part(choices.part)
+    rows, columns = spans(info, choices)
+    view = record(source, choices)
+    short = max(len(info.rows), len(info.columns)) <= ALL_LAYERS_TOKENS
+    mergeable = choices.merge_words if _can_merge(source, info) else None
+    chosen = (
+        choices.part,
+        view.layer,
+        view.active,
+        view.pinned,
+        view.threshold,
+        view.pair_filter,
+        view.hide_special,
+    )
+
+    def build() -> bytes:
+        all_layers = _every_layer(source, choices, info, rows, columns) if short else None
+        return figures.head_view_payload(view, all_layers=all_layers, groups=info.groups, merged=mergeable)
+
+    payload = cached.payload(source.key, ("head", *chosen, rows.start, columns.start, mergeable), build)
+    header, _ = figures.read_header(payload)
+    offsets = {"left": rows.start, "right": columns.start}
+    head_view(payload, key=KEY, height=VIEW_HEIGHT, on_change=partial(_said, header, offsets))
+    return view
+
+
+def record(source: TextSource, choices: TextChoices) -> HeadView:
+    """The record of the view."""
+    info = source.part(choices.part)
+    rows, columns = spans(info, choices)
+    return HeadView(
+        weights=source.block(choices.part, choices.layer, rows, columns),
+        left=info.rows[rows],
+        right=info.columns[columns],
+        layer=choices.layer,
+        layers=info.layers,
+        active=active_heads(choices, info.heads),
+        pinned=_pinned_in(choices, rows, columns),
+        threshold=choices.threshold,
+        pair_filter=choices.pair_filter if _is_pair(info, choices) else "all",
+        hide_special=choices.hide_special,
+        direction=source.direction,
+        kind=choices.part,
+    )
+
+
+def _is_pair(info: PartInfo, choices: TextChoices) -> bool:
+    """Whether both sentences of a pair are among the tokens, so that a part of them can be asked for."""
+    return choices.part != "cross" and {0, 1} <= {label.segment for label in info.rows}
+
+
+def spans(info: PartInfo, choices: TextChoices) -> tuple[slice, slice]:
+    """Query and key tokens that are shown: all of a short text, a window of a long one."""
+
+    def span(length: int) -> slice:
+        if length <= LINE_TOKENS:
+            return slice(0, length)
+        start = min(choices.window, length - 1) // LINE_TOKENS * LINE_TOKENS
+        return slice(start, min(start + LINE_TOKENS, length))
+
+    return span(len(info.rows)), span(len(info.columns))
+
+
+def _pinned_in(choices: TextChoices, rows: slice, columns: slice) -> Any:
+    if choices.pinned is None:
+        return None
+    side, index = choices.pinned
+    span = rows if side == "left" else columns
+    return (side, index - span.start) if span.start <= index < span.stop else None
+
+
+def _every_layer(
+    source: TextSource, choices: TextChoices, info: PartInfo, rows: slice, columns: slice
+) -> Floats:
+    import numpy as np
+
+    return np.stack([source.block(choices.part, layer, rows, columns) for layer in range(info.layers)])
+
+
+def _can_merge(source: TextSource, info: PartInfo) -> bool:
+    return source.live and max(len(info.rows), len(info.columns)) <= WORD_TOKENS
+
+
+def _said(header: Mapping[str, Any], offsets: Mapping[str, int]) -> None:
+    """Take over what the user chose inside the view."""
+    said = head_view_state(header, key=KEY)
+    choices = current().text
+    changes: dict[str, Any] = {}
+    for name, own in (
+        ("layer", "layer"),
+        ("threshold", "threshold"),
+        ("filter", "pair_filter"),
+        ("hide_special", "hide_special"),
+        ("merge_words", "merge_words"),
+    ):
+        if name in said:
+            changes[own] = said[name]
+    if "heads" in said:
+        everyone = len(said["heads"]) == header["heads"]
+        changes["heads"] = None if everyone else tuple(said["heads"])
+    if "pinned" in said:
+        pinned = said["pinned"]
+        changes["pinned"] = None if pinned is None else (pinned[0], pinned[1] + offsets[pinned[0]])
+    if changes.get("merge_words", choices.merge_words) != choices.merge_words:
+        changes |= {"pinned": None, "zoom": None, "cell": None}
+    choose("text", **changes)
+
+
+def _window_picked() -> None:
+    choose("text", window=st.session_state["text_window"], pinned=None)

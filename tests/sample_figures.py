@@ -1,0 +1,126 @@
+"""One small record of each kind, with the texts that broke other tools, for the tests of exports."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.figure_data import (
+    Figure,
+    HeadView,
+    MatrixView,
+    ModelView,
+    PatchMaps,
+    Provenance,
+    TokenLabel,
+    TokenScores,
+)
+
+HOSTILE = (
+    "<!--#exec",
+    "-->",
+    "</script><img src=x onerror=window.hit=1>",
+    "a<b<c",
+    "$x^2$",
+    "مرحبا",
+    "שלום",
+    "a\x10b",
+    "=1+1",
+    '"quoted", #',
+    "null",
+    "\ud800",
+)
+"""CASES T1, T2, T8, T10, S1, and what a spreadsheet or a parser takes for something else."""
+
+
+def labels(texts=HOSTILE):
+    """Labels of texts; the first and the last are special, the third continues the second."""
+    last = len(texts) - 1
+    return tuple(
+        TokenLabel(
+            text=text,
+            piece=text,
+            special=index in (0, last),
+            unknown=index == 3,
+            continues=index == 2,
+            segment=int(index > last // 2),
+        )
+        for index, text in enumerate(texts)
+    )
+
+
+def softmax_rows(shape, seed=0):
+    """Random float32 weights whose rows sum to one."""
+    scores = np.random.default_rng(seed).normal(size=shape) * 2.5
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def provenance(**changes):
+    """A record with hostile text in every field that a user or a model fills."""
+    entries = {
+        "model": "BERT <all-MiniLM>",
+        "revision": "7dbbc90392e2f80f3d3c277d6e90027e55de9125",
+        "input": "a<b<c </script><!--#exec --> $x^2$ مرحبا\nsecond line \\(not) mathematics\\",
+        "layer": "3 of 0–5",
+        "heads": "1, 2",
+        "aggregation": "none",
+        "method": "attention weights",
+        "settings": {"threshold": 0.25, "zoom": (0, 2), "count": np.int64(3)},
+        "notes": ("first 12 of 20 tokens", "a<b<c"),
+        "software": {"AttnScope": "0.1.0"},
+    }
+    return Provenance(**{**entries, **changes})
+
+
+def head_view(**changes):
+    """Three heads over the hostile tokens."""
+    tokens = labels()
+    entries = {"weights": softmax_rows((3, len(tokens), len(tokens))), "left": tokens, "right": tokens}
+    return HeadView(**{**entries, "layer": 3, "layers": 6, "active": (1, 2), **changes})
+
+
+def matrix_view(**changes):
+    """A matrix that is not square."""
+    tokens = labels()
+    entries = {"weights": softmax_rows((5, len(tokens)), seed=1), "rows": tokens[:5], "columns": tokens}
+    return MatrixView(**{**entries, "title": "layer 3 · <head> $5$", **changes})
+
+
+def model_view(**changes):
+    """Two layers of three heads."""
+    return ModelView(**{"thumbnails": softmax_rows((2, 3, 4, 5), seed=2), "selected": (1, 2), **changes})
+
+
+def token_scores(**changes):
+    """One score a token."""
+    tokens = labels()
+    entries = {"scores": softmax_rows((len(tokens),), seed=3), "tokens": tokens, "source": 2}
+    return TokenScores(**{**entries, **changes})
+
+
+def patch_maps(**changes):
+    """Two maps of 3 × 4 patches over a picture that is wider than high."""
+    picture = np.random.default_rng(4).integers(0, 256, size=(30, 40, 3), dtype=np.uint8)
+    maps = softmax_rows((2, 12), seed=5).reshape(2, 3, 4)
+    entries = {"picture": picture, "maps": maps, "titles": ("head 0", "=head <1>"), "marked": (1, 2)}
+    return PatchMaps(**{**entries, **changes})
+
+
+def all_figures() -> dict[str, Figure]:
+    """Every kind of record, and the variants that are drawn in a different way."""
+    return {
+        "head": head_view(),
+        "head pinned": head_view(pinned=("left", 4), threshold=0.01, hide_special=True),
+        "head pair": head_view(pair_filter="ab", starts=(512, 512), direction="rtl"),
+        "head nothing": head_view(active=()),
+        "matrix": matrix_view(selected=(1, 2), scale="sqrt"),
+        "matrix zoom": matrix_view(zoom=(1, 4, 2, 9), limits=(0.0, 1.0), colour_map="greys"),
+        "model": model_view(),
+        "model shared": model_view(shared_scale=True, groups=(0, 0, 1), colour_map="cividis"),
+        "scores": token_scores(),
+        "scores rtl": token_scores(direction="rtl", source=None, scores=softmax_rows((12,)) - 0.2),
+        "patches": patch_maps(),
+        "patches smooth": patch_maps(
+            smooth=True, shared_scale=False, marked=None, selected=1, colour_map="magma"
+        ),
+    }

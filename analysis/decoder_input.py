@@ -90,13 +90,17 @@ def _generated(
 ) -> Target:
     """What the model itself writes: greedy, at most ``GENERATED_TOKENS``."""
     generate: Any = model.module.generate
+    most = min(
+        GENERATED_TOKENS, (model.max_tokens or GENERATED_TOKENS + 1) - 1
+    )  # the start token takes a position
     with torch.no_grad():
-        ids = generate(**tensors, max_new_tokens=GENERATED_TOKENS, do_sample=False, num_beams=1)[0].tolist()
+        ids = generate(**tensors, max_new_tokens=most, do_sample=False, num_beams=1)[0].tolist()
     ended = len(ids) > 1 and ids[-1] == tokenizer.eos_token_id
     written = ids[1:-1] if ended else ids[1:]
     with TOKENIZER_LOCK:
         special = set(tokenizer.all_special_ids)
-        pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(written)]
+        found_pieces = zip(written, tokenizer.convert_ids_to_tokens(written), strict=True)
+        pieces = [f"<{number}>" if piece is None else str(piece) for number, piece in found_pieces]
         text = tokenizer.decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     sides = [None if number in special else 0 for number in written]
     spelled = [piece for piece, side in zip(pieces, sides, strict=True) if side == 0]
@@ -109,6 +113,6 @@ def _generated(
     labelled = label_tokens(
         (text,), Pieces(tuple(pieces), tuple(sides), tuple(False for _ in written), offsets)
     )
-    stop = "" if ended else f", stopped after {GENERATED_TOKENS}"
+    stop = "" if ended else f", stopped after {most}"
     note = f"No target was given: the model wrote it itself (greedy, {len(written)} tokens{stop})."
     return Target(ids[:1] + written, (start_label, *labelled.labels), (note,))

@@ -185,6 +185,8 @@ def _encode(
     check_tokens(model, tokens, caller)
     labelled = label_tokens(typed, tokens.pieces)
     notes = [*(note for _, found in cleaned for note in found), *tokens.notes, *labelled.notes]
+    if len(typed) == 2 and not all(text.strip() for text in typed):
+        notes.append("One sentence of the pair is empty.")
     notes += _special_notes(labelled, tokens, tokenizer)
     tensors = {name: torch.tensor([values]) for name, values in model_fields(model, tokens).items()}
     tensors = {name: tensor.to(model.device) for name, tensor in tensors.items()}

@@ -206,7 +206,7 @@ def align(text: str, pieces: Sequence[str]) -> list[Span] | None:
     characters = [index for index, character in enumerate(text) for _ in character.encode("utf-8")] + [
         len(text)
     ]
-    for found in (_aligned_plain(raw, pieces), _aligned_bytes(raw, pieces)):
+    for found in (_aligned_bytes(raw, pieces), _aligned_plain(raw, pieces)):
         if found is not None:
             return [
                 (characters[start], characters[end - 1] + 1 if end > start else characters[start])
@@ -237,8 +237,9 @@ def _aligned_plain(raw: bytes, pieces: Sequence[str]) -> list[Span] | None:
 
 
 def _aligned_bytes(raw: bytes, pieces: Sequence[str]) -> list[Span] | None:
-    """Byte spans of pieces that spell every byte, in the byte-level alphabet or one byte a character."""
-    for surfaces in ([_byte_level(piece) for piece in pieces], [_one_byte(piece) for piece in pieces]):
+    """Byte spans of pieces that spell every byte: as they are, one byte a character, or in the byte-level alphabet."""
+    for spell in (_as_typed, _one_byte, _byte_level):
+        surfaces = [spell(piece) for piece in pieces]
         known = [surface for surface in surfaces if surface is not None]
         if len(known) != len(surfaces):
             continue
@@ -252,6 +253,11 @@ def _aligned_bytes(raw: bytes, pieces: Sequence[str]) -> list[Span] | None:
             position += len(surface)
         return spans
     return None
+
+
+def _as_typed(piece: str) -> bytes | None:
+    """The bytes of a piece that is a part of the text itself."""
+    return piece.encode("utf-8")
 
 
 def _one_byte(piece: str) -> bytes | None:

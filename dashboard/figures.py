@@ -439,9 +439,17 @@ def _pooled(weights: Floats, factor: int) -> Floats:
     """(Q, K) → (⌈Q/factor⌉, ⌈K/factor⌉): the largest value of each block; NaN only where all of a block is."""
     if factor == 1:
         return weights
-    for axis in (0, 1):
-        weights = np.fmax.reduceat(weights, np.arange(0, weights.shape[axis], factor), axis=axis)
-    return weights
+    rows = _largest_of(weights, factor)  # (⌈Q/factor⌉, K)
+    return _largest_of(rows.T, factor).T
+
+
+def _largest_of(rows: Floats, factor: int) -> Floats:
+    """(n, m) → (⌈n/factor⌉, m): the largest of each ``factor`` rows (strided slices: faster than reduceat)."""
+    largest = rows[::factor].copy()
+    for start in range(1, min(factor, len(rows))):
+        part = rows[start::factor]
+        np.fmax(largest[: len(part)], part, out=largest[: len(part)])
+    return largest
 
 
 def _display_copy(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -16,7 +16,7 @@ from dashboard.frame import literal
 from dashboard.selection import DEFAULT_MODELS, ModelChoice, choose, current
 from dashboard.warmup import LoadJob
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 1.0
 
 Modality = Literal["text", "image"]
 

@@ -170,6 +170,28 @@ def test_a_thread_started_inside_the_block_is_not_recorded() -> None:
     assert [layer_map.keys for layer_map in trace.encoder] == [6, 6, 6]
 
 
+@pytest.mark.parametrize("kind", ["transformers fallback", "nn.MultiheadAttention"])
+def test_a_hook_that_another_thread_still_calls_after_its_removal_does_nothing(kind: str) -> None:
+    """torch lists hooks first and asks later whether they want kwargs; a removal in between tears the call."""
+    module = (
+        BY_NAME["Bloom"].build() if kind == "transformers fallback" else nn.MultiheadAttention(4, 2).eval()
+    )
+    with torch.no_grad(), capture(module) as trace:
+        before, after = (list(hooks.values()) for hooks in (module._forward_pre_hooks, module._forward_hooks))
+        assert len(before) == len(after) == 1
+
+        def torn() -> tuple[Any, Any]:
+            return before[0](module, (1,)), after[0](module, (1,), "output")
+
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torn).result(timeout=60) == (None, None)
+        if kind == "transformers fallback":
+            module(**BY_NAME["Bloom"].batch().tensors)
+        else:
+            module(*[torch.ones(1, 5, 4)] * 3)
+    assert len(trace.decoder) + len(trace.encoder) == (3 if kind == "transformers fallback" else 1)
+
+
 # Blocks
 
 

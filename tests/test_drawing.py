@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import matplotlib
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -106,6 +106,8 @@ def test_every_token_stands_in_an_svg_as_typed():
 
 
 @given(text=st.text(st.characters(codec=None), min_size=1, max_size=30))
+@example(text="\x00\x80\ud800\ufffe\ufdd0\x1b")  # what XML cannot hold
+@example(text="<a>&amp;'\"]]>")
 @settings(max_examples=25)
 def test_any_token_gives_well_formed_svg(text):
     figure = token_scores(scores=np.ones(1, np.float32), tokens=labels((text,)), source=0, title=text)

@@ -376,8 +376,10 @@ def test_visible_lines_follow_the_rule(data):
         for label in labels(("token",) * count)
     )
     side = data.draw(st.sampled_from(["left", "right"]))
+    levels = st.sampled_from([0, 1, 2, 26, 27, 140, 255])  # at and beside the thresholds below
+    drawn = data.draw(st.lists(levels, min_size=heads * queries * keys, max_size=heads * queries * keys))
     view = head_view(
-        weights=softmax_rows((heads, queries, keys), seed=data.draw(st.integers(0, 99))),
+        weights=((np.array(drawn) / 255) ** 2).astype(np.float32).reshape(heads, queries, keys),
         left=draw_labels(queries),
         right=draw_labels(keys),
         active=tuple(sorted(data.draw(st.sets(st.integers(0, heads - 1))))),
@@ -395,6 +397,15 @@ def test_visible_lines_follow_the_rule(data):
     )
     assert lines.candidates == candidates
     assert np.array_equal(lines.weights, view.weights[lines.heads, lines.queries, lines.keys])
+
+
+def test_a_weight_at_the_threshold_is_drawn_and_one_below_is_not():
+    weights = ((np.array([[[26, 25], [1, 0]]]) / 255) ** 2).astype(np.float32)
+    tokens = labels(("a", "b"))
+    view = head_view(weights=weights, left=tokens, right=tokens, active=(0,))
+    assert len(visible_lines(view).weights) == 3  # all but the exact zero
+    lines = visible_lines(dataclasses.replace(view, threshold=(26 / 255) ** 2))
+    assert (lines.queries.tolist(), lines.keys.tolist(), lines.cutoff) == ([0], [0], 26)
 
 
 def test_of_many_lines_the_strongest_are_drawn_and_the_rest_told():

@@ -54,32 +54,33 @@ def fetch(repository: str, revision: str | None, *, report: Progress) -> Source:
         return _from_cache(repository, revision, error)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename}
     refuse_by_names(sizes.keys(), what=repository)
-    commit = info.sha or "main"
     try:
-        return _download(repository, commit, sizes, report)
+        return _download(repository, revision, sizes, report)
     except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
         raise _not_there(repository, revision, error) from error
     except _UNREACHABLE as error:
         raise _download_failed(repository, error) from error
 
 
-def _download(repository: str, commit: str, sizes: dict[str, int], report: Progress) -> Source:
+def _download(repository: str, revision: str | None, sizes: dict[str, int], report: Progress) -> Source:
     small = [name for name, size in sizes.items() if _KEPT.match(name) and size <= _CARD_LIMIT]
     if WEIGHTS in sizes:
         weights = [WEIGHTS]
     else:
-        index = huggingface_hub.hf_hub_download(repository, INDEX, revision=commit, etag_timeout=_TIMEOUT)
+        index = huggingface_hub.hf_hub_download(repository, INDEX, revision=revision, etag_timeout=_TIMEOUT)
         weights = weight_names(Path(index).parent)
         small.append(INDEX)
     check_memory(sum(sizes.get(name, 0) for name in weights), what=repository)
     folder = huggingface_hub.snapshot_download(
         repository,
-        revision=commit,
+        revision=revision,
         allow_patterns=[_escaped(name) for name in [*small, *weights]],
         etag_timeout=_TIMEOUT,
         tqdm_class=_bar(report),
     )
-    return Source(repository, repository, commit, Path(folder), bundled=False)
+    return Source(
+        repository, repository, Path(folder).name, Path(folder), bundled=False
+    )  # named by its commit
 
 
 def _from_cache(repository: str, revision: str | None, error: BaseException) -> Source:

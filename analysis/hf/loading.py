@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -294,7 +295,15 @@ def _progress_bar(factory: Callable[..., Any], arguments: tuple[Any, ...], optio
     return _Bar(report, items if items is not None else (), options.get("total"))
 
 
+class _OwnWords(logging.Filter):
+    """Keeps back the library's tables of missing weights during a load of ours, which tells them in its own words."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return _reporter.get() is None or record.levelno > logging.WARNING
+
+
 library_logging.set_tqdm_hook(_progress_bar)
+logging.getLogger("transformers.modeling_utils").addFilter(_OwnWords())
 
 
 def _read_processor(module: PreTrainedModel, source: Source) -> tuple[Any, list[str]]:

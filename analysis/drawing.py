@@ -106,12 +106,9 @@ class Fonts:
     missing: str
 
     def chosen(self, text: str, *, bold: bool) -> tuple[str, ...]:
-        """Families for one text; bold is for Latin letters alone, which the base family has."""
-        return (
-            (BASE_FAMILY, "bold")
-            if bold and all(ord(character) < 0x250 for character in text)
-            else self.families
-        )
+        """Families for one text; bold is for Latin letters and their punctuation alone, which the base family has."""
+        plain = all(character < "\u0250" or "\u2010" <= character <= "\u2026" for character in text)
+        return (BASE_FAMILY, "bold") if bold and plain else self.families
 
     def width(self, text: str, size: float, *, bold: bool = False) -> float:
         """Width of a line of text in inches."""
@@ -140,7 +137,7 @@ def _outline(text: str, families: tuple[str, ...]) -> Path:
     return Path(np.asarray(vertices).reshape(-1, 2), codes or None, readonly=True)
 
 
-class _Label(Text):  # type: ignore[misc]  # matplotlib's classes are untyped here
+class _Label(Text):
     """One line of text that is not laid out a second time when drawn, since its width is already known.
 
     matplotlib's own ``Text`` takes about 3 ms a label, which a figure with a thousand tokens cannot afford. In a
@@ -323,24 +320,24 @@ class Sheet:
         colour: str,
         *,
         line: float,
-        dashed: bool = False,
         layer: float = 1.0,
     ) -> None:
         """Straight lines through ``points`` (n, 2, 2) in one colour."""
         style: dict[str, Any] = {"transform": self.canvas.dpi_scale_trans, "zorder": layer}
-        style["linestyles"] = "--" if dashed else "-"
         self.canvas.add_artist(
             LineCollection(list(self._turned(points)), colors=colour, linewidths=line, **style)
         )
 
-    def curves(self, points: NDArray[np.float64], colours: NDArray[np.float64], *, line: float) -> None:
-        """Bézier curves with control points ``points`` (n, 4, 2), each in its colour (n, 4), behind everything."""
+    def curves(
+        self, points: NDArray[np.float64], colours: NDArray[np.float64], widths: NDArray[np.float64]
+    ) -> None:
+        """Bézier curves with control points ``points`` (n, 4, 2), each with its colour (n, 4) and width (n,)."""
         if not len(points):
             return
         codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
         paths = [Path(curve, codes) for curve in self._turned(points)]
         style: dict[str, Any] = {"transform": self.canvas.dpi_scale_trans, "zorder": 0.5}
-        curves = PathCollection(paths, facecolors="none", edgecolors=colours, linewidths=line, **style)
+        curves = PathCollection(paths, facecolors="none", edgecolors=colours, linewidths=widths, **style)
         self.canvas.add_artist(curves)
 
     def _turned(self, points: NDArray[np.float64]) -> NDArray[np.float64]:

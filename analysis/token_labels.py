@@ -237,7 +237,7 @@ def _aligned_plain(raw: bytes, pieces: Sequence[str]) -> list[Span] | None:
 
 
 def _aligned_bytes(raw: bytes, pieces: Sequence[str]) -> list[Span] | None:
-    """Byte spans of pieces that spell every byte: as they are, one byte a character, or in the byte-level alphabet."""
+    """Byte spans of pieces that spell every byte: as typed, a byte a character, or in the byte-level alphabet."""
     for spell in (_as_typed, _one_byte, _byte_level):
         surfaces = [spell(piece) for piece in pieces]
         known = [surface for surface in surfaces if surface is not None]

@@ -226,7 +226,7 @@ def caption_lines(figure: Figure, provenance: Provenance) -> tuple[str, ...]:
     """The caption under a figure: where it comes from, what is shown of it, what the reader must know, the input."""
     lines = [source_line(provenance), shown_in_words(figure), settings_line(provenance), *provenance.notes]
     if provenance.input:
-        text = visible_text(provenance.input)
+        text = visible_text(provenance.input.replace("\n", " ⏎ "))
         lines.append(
             "Input: " + (text if len(text) <= INPUT_CHARACTERS else text[: INPUT_CHARACTERS - 1] + "…")
         )

@@ -133,19 +133,19 @@ def token_words(text: str, spans: Sequence[tuple[int, int] | None]) -> list[int 
     """Index of the word of each token of one text, None where the span is None.
 
     Spans may repeat and overlap (pieces of one character share its span) but must not go backwards. A span of white
-    space alone is a word of its own; an empty span belongs to the token after it when that begins there.
+    space alone is a word of its own; an empty span belongs to the word of the character at which it stands.
     """
     characters = character_words(text)
     indices: list[int | None] = []
     word, reached = -1, -1  # ``reached`` is the last character word that the current word covers
     before: tuple[int, int] | None = None
-    for index, span in enumerate(spans):
+    for span in spans:
         if span is None:
             indices.append(None)
             continue
         covered = [characters[position] for position in range(*span) if characters[position] >= 0]
         if not covered:
-            covered = [_next_word(characters, spans, index) if span[0] == span[1] else -1]
+            covered = [characters[span[0]] if span[0] == span[1] < len(text) else -1]
         shares_space = (
             covered[0] < 0 and before is not None and max(span[0], before[0]) < min(span[1], before[1])
         )
@@ -155,20 +155,6 @@ def token_words(text: str, spans: Sequence[tuple[int, int] | None]) -> list[int 
         reached = max(reached, covered[-1])
         indices.append(word)
     return indices
-
-
-def _next_word(characters: Sequence[int], spans: Sequence[tuple[int, int] | None], index: int) -> int:
-    """Character word of the next token that covers something when it begins where ``index`` ends; else −1."""
-    position = (spans[index] or (0, 0))[1]
-    for place in range(index + 1, len(spans)):
-        after = spans[place]
-        if after is None:
-            continue
-        if after[0] != position:
-            return -1
-        if after[1] > position:
-            return characters[position]
-    return -1
 
 
 def _flat(groups: Sequence[Sequence[int]], length: int, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -48,7 +49,9 @@ def first_page_modules() -> list[str]:
 def import_seconds(names: list[str]) -> tuple[float, float, bool]:
     """CPU seconds and seconds to import ``names`` in a fresh process, and whether torch came along."""
     command = [sys.executable, "-c", MEASURE.format(names=names)]
-    output = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    variables = {**os.environ, "STREAMLIT_LOGGER_LEVEL": "error"}
+    result = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+    output = result.stdout
     cpu, wall, with_torch = json.loads(output.strip().splitlines()[-1])
     return cpu, wall, with_torch
 

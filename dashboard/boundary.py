@@ -27,11 +27,18 @@ _KNOWN = (
 """Errors that say in their own words what is wrong and what to do; looked up by name, so that no module is imported
 (the first ones would bring torch)."""
 
+_OUR_GRAMMAR = re.compile(r"(load_model|encode_\w+|trace|capture|rollout)[\w.]*: ")
+"""How a ``ValueError`` of ours begins that says what is wrong with a model or an input."""
+
+_NOTE = "reference "
+
 
 def known_sentence(error: BaseException) -> str | None:
     """What a known error says, in one plain sentence; None for an error that nobody foresaw."""
     classes = (getattr(sys.modules.get(module), name, None) for module, name in _KNOWN)
     if isinstance(error, (TimeoutError, ModelUnavailableError, *filter(None, classes))):
+        return _plain(str(error))
+    if isinstance(error, ValueError) and _OUR_GRAMMAR.match(str(error)):
         return _plain(str(error))
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "There is not enough memory for this; choose a shorter text, a smaller picture or a smaller model."
@@ -48,13 +55,24 @@ def tell_error(error: BaseException, *, what: str) -> None:
     if sentence is not None:
         st.error(f"{what}. {literal(sentence)}", icon=":material/error:")
         return
-    reference = uuid.uuid4().hex[:8]
-    _log.error("%s (reference %s)", what, reference, exc_info=error)
+    reference = _reference(error, what)
     st.error(
         f"{what}, because of a fault in the program. Your choices are kept: try another view or input. "
         f"The server's log tells more under the reference {reference}.",
         icon=":material/error:",
     )
+
+
+def _reference(error: BaseException, what: str) -> str:
+    """The reference under which the log tells of an error; written there once, however often a page shows it."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    known = next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)
+    if known is not None:
+        return known
+    reference = uuid.uuid4().hex[:8]
+    error.add_note(_NOTE + reference)
+    _log.error("%s (reference %s)", what, reference, exc_info=error)
+    return reference
 
 
 @contextmanager

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 CHART_TEXT = "#7f868f"
 """Text and lines: a grey with a contrast of at least 3.6 : 1 on the light and on the dark background."""
 
+CHART_FONT = '"Source Sans", "Source Sans Pro", sans-serif'
+"""The font of the page around the chart."""
+
 LABELLED_BARS = 80
 """Charts with more bars than this number their axis instead of naming every token."""
 
@@ -71,12 +74,12 @@ def token_scores_chart(view: TokenScores, *, height: int = 260) -> go.Figure:
         modebar={"bgcolor": "rgba(0, 0, 0, 0)", "color": CHART_TEXT},
         paper_bgcolor="rgba(0, 0, 0, 0)",
         plot_bgcolor="rgba(0, 0, 0, 0)",
-        font={"color": CHART_TEXT, "size": 12},
+        font={"color": CHART_TEXT, "size": 12, "family": CHART_FONT},
         hoverlabel={"font": {"size": 12}},
         bargap=0.18,
         xaxis=axis,
         yaxis={
-            "title": {"text": _literal(view.unit)},
+            "title": {"text": _literal(view.unit), "font": {"size": 11}},
             "gridcolor": line,
             "zerolinecolor": line,
             "automargin": True,

@@ -208,6 +208,7 @@ def head_view_payload(
         "direction": view.direction,
         "left": token_entries(view.left),
         "right": None if view.right == view.left else token_entries(view.right),
+        "starts": [int(start) for start in view.starts],
         "input": input_digest(view.left, view.right),
         "colours": list(HEAD_COLOURS),
         "cap": LINE_CAP,

@@ -20,7 +20,7 @@ from analysis.figure_data import ColourMapName
 from dashboard.selection import bind, choose
 
 STYLE_FILE = Path(__file__).with_name("style.css")
-VIEW_HEIGHT = 620
+VIEW_HEIGHT = 650
 """Height in pixels of the one large view, so that title, tools and view fit a 900-pixel window."""
 
 _PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")

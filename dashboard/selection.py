@@ -179,7 +179,8 @@ def default_selection() -> Selection:
         text=TextChoices(
             model=ModelChoice(DEFAULT_MODELS["text"]),
             input=TextInput(sentence.text, sentence.pair, "sample", sentence.id),
-            layer=2,
+            layer=1,
+            heads=(2, 4, 8),  # two tokens back, two on, and the next one: patterns that are seen at once
         ),
         image=ImageChoices(
             model=ModelChoice(DEFAULT_MODELS["image"]), input=PictureInput(name=picture.id), layer=11
@@ -388,7 +389,9 @@ def _read_revision(choices: Any, value: str, params: Mapping[str, str]) -> Any:
 
 def _read_text_sample(choices: TextChoices, value: str, _: Mapping[str, str]) -> TextChoices | None:
     sample = next((sample for sample in TEXT_SAMPLES if sample.id == value), None)
-    return sample and replace(choices, input=TextInput(sample.text, sample.pair, "sample", sample.id))
+    if sample is None:
+        return None
+    return replace(choices, input=TextInput(sample.text, sample.pair, "sample", sample.id))
 
 
 def _read_typed(choices: TextChoices, value: str, params: Mapping[str, str]) -> TextChoices | None:

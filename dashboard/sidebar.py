@@ -45,8 +45,8 @@ TYPED_CHARACTERS = 20_000
 _OTHER = "other"
 _OWN = "own"
 _ADDING = "{}_model_adding"
-_PICTURE = "picture_file"
-"""Session key of the uploaded picture: (digest, name, bytes)."""
+_PICTURES = "picture_files"
+"""Session key of the uploaded pictures, by digest: (name, bytes) of the chosen one and of the one before it."""
 
 
 def show(page: str) -> None:
@@ -143,7 +143,9 @@ def _text_input(choices: TextChoices) -> None:
         width="stretch",
     )
     _text_samples(chosen, pair)
-    hint = next((sample.note for sample in TEXT_SAMPLES if chosen.kind == "sample" and sample.id == chosen.name), "")
+    hint = next(
+        (sample.note for sample in TEXT_SAMPLES if chosen.kind == "sample" and sample.id == chosen.name), ""
+    )
     if hint:
         note(hint)
     if chosen.kind == "upload":
@@ -177,7 +179,10 @@ class Words:
 
 SENTENCES = Words({"one": "One sentence", "pair": "Sentence pair"}, "Sentence", "Sentence A", "Sentence B")
 SOURCE_AND_TARGET = Words(
-    {"one": "Source alone", "pair": "With target"}, "Source text", "Source text", "Target text, read by the decoder"
+    {"one": "Source alone", "pair": "With target"},
+    "Source text",
+    "Source text",
+    "Target text, read by the decoder",
 )
 
 
@@ -273,13 +278,13 @@ def _text_uploaded() -> None:
 # Picture -----------------------------------------------------------------------------------------------------------
 
 
-def picture_bytes(chosen: PictureInput) -> tuple[str, str, bytes] | None:
-    """(digest, name, bytes) of the chosen picture file, or None when an uploaded one is gone with its session."""
+def picture_bytes(chosen: PictureInput) -> tuple[str, str, bytes]:
+    """(digest, name, bytes) of the chosen picture file."""
     if chosen.kind == "sample":
         data = sample_picture_bytes(chosen.name)
         return blake2b(data, digest_size=16).hexdigest(), chosen.name, data
-    kept = st.session_state.get(_PICTURE)
-    return kept if kept is not None and kept[0] == chosen.digest else None
+    name, data = st.session_state[_PICTURES][chosen.digest]
+    return chosen.digest, name, data
 
 
 def _picture_input(choices: ImageChoices) -> None:
@@ -306,6 +311,9 @@ def _picture_input(choices: ImageChoices) -> None:
         max_upload_size=PICTURE_MEGABYTES,
         on_change=_picture_uploaded,
     )
+    problem = st.session_state.get("image_file_problem")
+    if problem:
+        st.error(literal(problem))
     _resolution(choices)
 
 
@@ -342,17 +350,28 @@ def _side_picked() -> None:
 
 
 def _picture_sample_picked(name: str) -> None:
+    st.session_state["image_file_problem"] = None
     choose("image", input=PictureInput(name=name, side=current().image.input.side))
 
 
 def _picture_uploaded() -> None:
     file = st.session_state["image_file"]
+    st.session_state["image_file_problem"] = None
     if file is None:
         return
-    data = file.getvalue()
+    from analysis.images import PictureError  # here, because the first page does without Pillow
+
+    chosen, data = current().image.input, file.getvalue()
     digest = blake2b(data, digest_size=16).hexdigest()
-    st.session_state[_PICTURE] = (digest, file.name, data)
-    choose("image", input=PictureInput("upload", file.name, digest, current().image.input.side))
+    try:
+        cached.picture(digest, file.name, _data=data)
+    except PictureError as error:  # what was shown stays
+        st.session_state["image_file_problem"] = str(error)
+        return
+    kept = st.session_state.get(_PICTURES, {})
+    before = {chosen.digest: kept[chosen.digest]} if chosen.digest in kept else {}
+    st.session_state[_PICTURES] = {**before, digest: (file.name, data)}
+    choose("image", input=PictureInput("upload", file.name, digest, chosen.side))
 
 
 def _thumbnail_styles(chosen: PictureInput) -> None:

@@ -11,10 +11,10 @@ import streamlit as st
 
 from analysis.catalogue import BUNDLED
 from dashboard import cached
-from dashboard.boundary import known_sentence, tell_error
+from dashboard.boundary import tell_error
 from dashboard.frame import literal
 from dashboard.selection import DEFAULT_MODELS, ModelChoice, choose, current
-from dashboard.warmup import LoadJob
+from dashboard.warmup import SLOW_SECONDS, LoadJob
 
 POLL_SECONDS = 1.0
 
@@ -52,10 +52,6 @@ def failed_load(modality: Modality, choice: ModelChoice, job: LoadJob) -> None:
     """Why a model is not there, and what to do."""
     if job.error is not None:
         tell_error(job.error, what=f"{literal(title_of(choice))} could not be loaded")
-        if known_sentence(job.error) is None:
-            st.html(
-                f'<div class="as-note">{escape(type(job.error).__name__)}: {escape(str(job.error)[:500])}</div>'
-            )
     else:
         st.warning(
             f"{literal(title_of(choice))} has been loading for {job.seconds:.0f} seconds "
@@ -94,7 +90,7 @@ def _bundled_button(modality: Modality, choice: ModelChoice) -> None:
 
 def _again(job: LoadJob) -> None:
     if job.state == "running":
-        job.patience = job.seconds + job.patience
+        job.patience = job.seconds + SLOW_SECONDS
     else:
         cached.loader().forget(*job.key)
 

@@ -106,13 +106,8 @@ def make_example(file: Path = EXAMPLE_FILE) -> None:
     text_facts, text_arrays = text_example(load_model(chosen.text.model.name, device="cpu"))
     image_facts, image_arrays = image_example(load_model(chosen.image.model.name, device="cpu"))
     facts = json.dumps({"text": text_facts, "image": image_facts}).encode("utf-8")
-    np.savez_compressed(
-        file,
-        facts=np.frombuffer(facts, dtype=np.uint8),
-        **text_arrays,
-        **image_arrays,
-        **thumbnails(),
-    )
+    arrays = {**text_arrays, **image_arrays, **thumbnails(), "facts": np.frombuffer(facts, dtype=np.uint8)}
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # mypy thinks of allow_pickle
 
 
 if __name__ == "__main__":

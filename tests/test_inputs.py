@@ -21,7 +21,15 @@ from analysis.catalogue import BUNDLED, is_installed
 from analysis.images import Picture
 from analysis.inputs import Inputs, PatchGrid, encode_image, encode_pair, encode_text, encode_texts
 from analysis.models import LoadedModel, load_model
-from analysis.token_labels import align, bare_piece, marked_words, shown, text_direction
+from analysis.token_labels import (
+    Pieces,
+    align,
+    bare_piece,
+    label_tokens,
+    marked_words,
+    shown,
+    text_direction,
+)
 from analysis.tokenising import cut, tokenised
 from analysis.trace import trace
 from analysis.words import merge_labels, word_groups
@@ -100,6 +108,11 @@ def text_models(bert, roberta, gpt2, t5) -> dict[str, LoadedModel]:
 TEXT_MODELS = ("bert", "roberta", "gpt2", "t5")
 
 
+def encoded(model: LoadedModel, text: str) -> Inputs:
+    """One text; a decoder gets a short target, so that nothing has to be generated."""
+    return encode_text(model, text, target="x" if model.is_encoder_decoder else None)
+
+
 def texts_of(inputs: Inputs) -> list[str]:
     assert inputs.tokens is not None
     return [token.text for token in inputs.tokens]
@@ -137,7 +150,7 @@ def test_accents_and_special_tokens_inside_keep_the_boxes_in_place(text_models, 
     model = text_models[name]
     mask = model.processor.mask_token or "[MASK]"
     text = f"The naïve {mask} Quick BROWN fox"
-    inputs = encode_text(model, text)
+    inputs = encoded(model, text)
     assert inputs.spans is not None
     shown_words = words_of(inputs)
     assert shown_words[:2] == ["The", "naïve"]
@@ -179,7 +192,7 @@ def test_offsets_that_do_not_fit_fall_back_to_raw_pieces(bert, gpt2, drift, star
 def test_control_characters_and_odd_spaces_are_shown_and_nothing_fails(t5):
     """T8."""
     text = "a\x10b\u202fc" + "…" * 30 + "\u202f d"
-    inputs = encode_text(t5, text)
+    inputs = encoded(t5, text)
     assert "␐" in "".join(texts_of(inputs))
     assert "…" in texts_of(inputs)
     assert all(0 <= start <= end <= len(text) for start, end in filter(None, inputs.spans))
@@ -199,7 +212,7 @@ def test_control_characters_and_odd_spaces_are_shown_and_nothing_fails(t5):
 )
 def test_markup_is_text(text_models, name, text):
     """T1, T2, S1: every word as typed, in order."""
-    assert "".join(words_of(encode_text(text_models[name], text))) == text.replace(" ", "")
+    assert "".join(words_of(encoded(text_models[name], text))) == text.replace(" ", "")
 
 
 def test_an_unknown_word_is_shown_as_typed_and_tagged(bert, t5):
@@ -210,7 +223,7 @@ def test_an_unknown_word_is_shown_as_typed_and_tagged(bert, t5):
     ]  # fmt: skip
     assert inputs.tokens[1].piece == "[UNK]"
     assert any("1 token is unknown" in note for note in inputs.notes)
-    pieces = encode_text(t5, "great😀 day").tokens
+    pieces = encoded(t5, "great😀 day").tokens
     assert [token.text for token in pieces if token.unknown] == ["😀"]
 
 
@@ -270,6 +283,44 @@ def test_raw_pieces_are_bared(piece, label):
     assert bare_piece(piece) == label
 
 
+def pieces_of(*pieces: tuple[str, int, int]) -> Pieces:
+    """Tokens of one text with made-up offsets."""
+    return Pieces(
+        pieces=tuple(piece for piece, _, _ in pieces),
+        sides=(0,) * len(pieces),
+        unknown=(False,) * len(pieces),
+        offsets=tuple((start, end) for _, start, end in pieces),
+    )
+
+
+def test_pieces_that_overlap_show_each_character_once():
+    """Byte-level merges may end inside a character: 'dÅ' and '¾i' for "dži"."""
+    found = label_tokens(("dži",), pieces_of(("dÅ", 0, 2), ("¾i", 1, 3)))
+    assert [label.text for label in found.labels] == ["dž", "i"]
+    assert found.spans == ((0, 2), (1, 3))
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [("é", 1, 2), ("ü", 0, 1)],  # backwards
+        [("éü", 0, 2), ("é", 0, 1)],  # ends before the one before it
+        [("é", -1, 1)],
+        [("é", 1, 0)],
+        [("é", 2, 3)],
+    ],
+)
+def test_offsets_that_contradict_each_other_are_not_used(places):
+    found = label_tokens(("éü",), pieces_of(*places))
+    assert found.spans is None
+    assert any("do not fit" in note for note in found.notes)
+
+
+def test_offsets_that_run_past_the_end_are_clamped():
+    """T4, T8."""
+    assert label_tokens(("éü",), pieces_of(("é", 0, 1), ("ü", 1, 9))).spans == ((0, 1), (1, 2))
+
+
 def test_words_from_markers_alone():
     assert marked_words(["▁un", "fold", "▁it"]) == [0, 0, 1]
     assert marked_words(["un", "##fold", "it"]) == [0, 0, 1]
@@ -295,7 +346,7 @@ def test_any_text_gives_labels_that_stand_for_it(text_models, name, text):
     model = text_models[name]
     if not model.processor(text.encode("utf-8", "replace").decode(), verbose=False)["input_ids"]:
         return  # nothing is left of it; see the test of empty texts
-    inputs = encode_text(model, text, target="x" if model.is_encoder_decoder else None)
+    inputs = encoded(model, text)
     assert len(inputs.tokens) == inputs.tensors["input_ids"].shape[1] == inputs.kept_tokens
     for token in inputs.tokens:
         assert token.text.strip()
@@ -336,7 +387,7 @@ def test_an_empty_text_gives_special_tokens_alone_or_a_refusal(bert, gpt2):
 
 def test_halves_of_surrogate_pairs_are_replaced_and_told(text_models):
     for model in text_models.values():
-        inputs = encode_text(model, "a\ud800b", target="x" if model.is_encoder_decoder else None)
+        inputs = encoded(model, "a\ud800b")
         assert any("valid Unicode" in note for note in inputs.notes)
         assert inputs.source.startswith("a\ufffdb")
         inputs.source.encode("utf-8")
@@ -344,10 +395,7 @@ def test_halves_of_surrogate_pairs_are_replaced_and_told(text_models):
 
 def test_a_zero_character_does_no_harm(text_models):
     for model in text_models.values():
-        assert (
-            encode_text(model, "the\x00house", target="x" if model.is_encoder_decoder else None).kept_tokens
-            > 1
-        )
+        assert encoded(model, "the\x00house").kept_tokens > 1
 
 
 def test_a_very_long_word_is_shown_as_typed(bert):

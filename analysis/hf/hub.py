@@ -78,15 +78,18 @@ def _download(repository: str, revision: str | None, sizes: dict[str, int], repo
         etag_timeout=_TIMEOUT,
         tqdm_class=_bar(report),
     )
-    return Source(
-        repository, repository, Path(folder).name, Path(folder), bundled=False
-    )  # named by its commit
+    snapshot = Path(folder)  # named by its commit
+    return Source(repository, repository, snapshot.name, snapshot, bundled=False)
 
 
 def _from_cache(repository: str, revision: str | None, error: BaseException) -> Source:
     """What an earlier download left, or the message that nothing did."""
     try:
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision, local_files_only=True, allow_patterns=["config.json"]
+            )
+        )
     except (OSError, HTTPError, hub_errors.EntryNotFoundError, ValueError) as missing:
         raise _unreachable(repository, error) from missing
     names = {path.name for path in folder.iterdir()}

@@ -94,7 +94,7 @@ def short_number(value: float) -> str:
 
 def row_height(count: int) -> float:
     """Height of one token's row: roomy for a sentence, shrinking so that 512 tokens still make one page."""
-    return min(0.2, max(16.0 / max(count, 1), 0.085) if count <= 512 else 43.5 / count)
+    return min(0.2, max(16.0 / max(count, 1), 0.07) if count <= 512 else 36.0 / count)
 
 
 def label_size(row: float) -> float:

@@ -145,7 +145,7 @@ def _draw_column(sheet: Sheet, column: _Column) -> None:
 
 
 def _draw_sentences(sheet: Sheet, column: _Column, x: float) -> None:
-    """A rail beside each sentence of a pair, solid for A and dashed for B, with its letter."""
+    """A rail beside each sentence of a pair, blue for A and grey for B, with its letter."""
     segments = [column.labels[index].segment for index in column.shown]
     for segment, name in enumerate("AB"):
         places = [place for place, owner in enumerate(segments) if owner == segment]
@@ -153,11 +153,11 @@ def _draw_sentences(sheet: Sheet, column: _Column, x: float) -> None:
             continue
         first, last = column.middle(places[0] - 0.5), column.middle(places[-1] + 0.5)
         ends = np.array([[[x, first + 0.02], [x, last - 0.02]]])
-        sheet.segments(ends, "#8da0c0", line=1.2, dashed=segment == 1)
+        sheet.segments(ends, ("#7f95ba", "#b4b9c0")[segment], line=1.2)
         beside = x - column.outward * 0.05
         align: Literal["left", "right"] = "right" if column.outward > 0 else "left"
         sheet.text(
-            beside, column.middle(places[0]), name, size=TINY_SIZE, colour=ACCENT, align=align, bold=True
+            beside, column.middle(places[0]), name, size=TINY_SIZE, colour=MUTED, align=align, bold=True
         )
 
 
@@ -170,10 +170,10 @@ def _draw_shares(sheet: Sheet, column: _Column, active: Sequence[int]) -> None:
     for place, index in enumerate(column.shown):
         y, at = column.middle(place), start
         tint = 0.55 * float(np.sqrt(np.clip(means[index], 0, 1)))
-        back = (*rgb(ACCENT), tint)
+        back = 1 - tint * (1 - rgb(ACCENT))
         width = sheet.fonts.width(short_label(column.labels[index].text), column.size) + 0.08
         left = column.x - 0.04 if column.outward > 0 else column.x - width + 0.04
-        sheet.box(left, y - column.row * 0.44, width, column.row * 0.88, fill=back, radius=0.03, layer=0.7)
+        sheet.box(left, y - column.row * 0.44, width, column.row * 0.88, fill=back, radius=0.03, layer=0.95)
         for head, weight in zip(active, column.shares[:, index], strict=True):
             length = 0.68 * float(weight) / len(active) / largest
             if length >= 0.002:
@@ -210,8 +210,10 @@ def _draw_lines(sheet: Sheet, view: HeadView, columns: Sequence[_Column], edges:
     colours = np.empty((len(order), 4))
     colours[:, :3] = palette[lines.heads[order] % len(palette)]
     colours[:, 3] = line_opacity(lines.weights[order])
-    thickness = 1.5 if view.pinned is not None else 1.1 if columns[0].row > 0.11 else 0.8
-    sheet.curves(points, colours, line=thickness)
+    widths = np.full(len(order), 0.65)
+    if view.pinned is not None:
+        widths[colours[:, 3] > 1 / 3] = 1.1
+    sheet.curves(points, colours, widths)
 
 
 def _lanes(view: HeadView, row: float) -> NDArray[np.float64]:

@@ -54,12 +54,16 @@ def _label_tiles(
     size = min(TEXT_SIZE, min(wide, tall) * 72 * 0.7)
     sheet.text(left - 0.1, top - 0.12, "layer", size=SMALL_SIZE, colour=MUTED, align="right")
     sheet.text(left - 0.02, top - 0.26, "head", size=SMALL_SIZE, colour=MUTED, align="right")
+    chosen = view.selected or (None, None)
     for layer in range(layers):
-        y = top + tall * layer + (tall - gap) / 2
-        sheet.text(left - 0.1, y, str(layer), size=size, colour=MUTED, align="right")
+        y, held = top + tall * layer + (tall - gap) / 2, layer == chosen[0]
+        sheet.text(
+            left - 0.1, y, str(layer), size=size, colour=INK if held else MUTED, align="right", bold=held
+        )
     for head in range(heads):
-        x = left + wide * head + (wide - gap) / 2
-        sheet.text(x, top - 0.12, str(head), size=size, colour=MUTED, align="center")
+        x, held = left + wide * head + (wide - gap) / 2, head == chosen[1]
+        colour = INK if held else MUTED
+        sheet.text(x, top - 0.12, str(head), size=size, colour=colour, align="center", bold=held)
     if view.groups is not None and len(set(view.groups)) < heads:
         for group in sorted(set(view.groups)):
             members = [head for head, owner in enumerate(view.groups) if owner == group]
@@ -70,9 +74,7 @@ def _label_tiles(
     if view.selected is not None:
         layer, head = view.selected
         x, y = left + wide * head, top + tall * layer
-        sheet.box(
-            x - 0.02, y - 0.02, wide - gap + 0.04, tall - gap + 0.04, edge="#d9534a", line=1.6, layer=2.0
-        )
+        sheet.box(x - 0.02, y - 0.02, wide - gap + 0.04, tall - gap + 0.04, edge=INK, line=1.5, layer=2.0)
 
 
 def draw_patch_maps(view: PatchMaps, words: Words, fonts: Fonts) -> Sheet:

@@ -147,4 +147,5 @@ def removed_in_words(source: ImageSource, removed: Any) -> str:
     tokens = (
         "the CLS token" if source.prefix_tokens == 1 else f"CLS and {source.prefix_tokens - 1} further tokens"
     )
-    return f"Not drawn: {share} of the weight falls on {tokens}, which have no place in the picture."
+    verb = "has" if source.prefix_tokens == 1 else "have"
+    return f"Not drawn: {share} of the weight falls on {tokens}, which {verb} no place in the picture."

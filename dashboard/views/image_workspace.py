@@ -80,9 +80,7 @@ def workspace() -> None:
         figure = view.show(shown.source, fitted)
         with export_place:
             record = _provenance(shown, fitted)
-            export_menu(
-                figure, record, key=f"image_{fitted.view}_export", name=choices.model.name
-            )
+            export_menu(figure, record, key=f"image_{fitted.view}_export", name=choices.model.name)
         notes(shown.notes)
         write_link("image")
 
@@ -104,10 +102,7 @@ def opened(choices: ImageChoices) -> Shown | None:
 
 
 def _live(choices: ImageChoices) -> Shown:
-    file = picture_bytes(choices.input)
-    if file is None:
-        raise LookupError("The uploaded picture is no longer here.")
-    digest, name, data = file
+    digest, name, data = picture_bytes(choices.input)
     picture = cached.picture(digest, name, _data=data)
     model, side = choices.model, choices.input.side
     traced = cached.traced_picture(model.name, model.revision, digest, side, _picture=picture)
@@ -119,12 +114,9 @@ def _live(choices: ImageChoices) -> Shown:
 
 def _last_good(choices: ImageChoices, error: Exception) -> Shown | None:
     """Tell the error above what was shown before it."""
-    if isinstance(error, LookupError):
-        st.warning("The uploaded picture is no longer on the server; upload it again, or choose a sample.")
-    else:
-        tell_error(error, what="This picture could not be shown")
+    tell_error(error, what="This picture could not be shown")
     before = st.session_state.get(LAST_GOOD)
-    if before is None or before.input == choices.input:
+    if before is None or (before.input, before.model) == (choices.input, choices.model):
         return None
     st.caption("Below: what was shown before.")
     return _live(replace(choices, input=before.input, model=before.model))

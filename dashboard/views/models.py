@@ -48,9 +48,8 @@ def bundled_table() -> None:
 def _state(model: BundledModel) -> str:
     job = cached.loader().find(model.name)
     if job is not None:
-        return {"running": f"loading: {job.stage}", "ready": f"loaded in {job.seconds:.1f} s", "failed": "could not be loaded"}[
-            job.state
-        ]
+        words = {"running": f"loading: {job.stage}", "ready": f"loaded in {job.seconds:.1f} s"}
+        return words.get(job.state, "could not be loaded")
     return "installed" if is_installed(model) else "not installed: run make models"
 
 
@@ -63,10 +62,12 @@ def loaded_models() -> None:
     heading("Loaded models")
     if not ready:
         note("None yet. A model is loaded when the Text or Image page asks for it.")
-    for name, revision in ready:
+    columns = st.columns(2)
+    for index, (name, revision) in enumerate(ready):
         shared = cached.model_if_ready(name, revision)
         if shared is not None:
-            _details(shared)
+            with columns[index % 2]:
+                _details(shared)
 
 
 def _poll(running: int) -> None:

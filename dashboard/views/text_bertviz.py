@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import streamlit as st
 
 from dashboard import cached
-from dashboard.bertviz_view import Kind, bertviz_height, bertviz_html, bertviz_refusal
 from dashboard.frame import note
 from dashboard.selection import TextChoices
 from dashboard.sources import TextSource
@@ -18,10 +19,12 @@ def show(source: TextSource, choices: TextChoices) -> None:
     """A closed expander with BertViz's view, for the views that it has."""
     if choices.view not in ("head", "model"):
         return
-    kind: Kind = "head" if choices.view == "head" else "model"
+    kind: Literal["head", "model"] = "head" if choices.view == "head" else "model"
     place = st.expander(f"BertViz's {kind} view of the same numbers", key="text_bertviz", on_change="rerun")
     if not place.open:
         return
+    from dashboard.bertviz_view import bertviz_height, bertviz_html, bertviz_refusal  # only when it is wanted
+
     with place:
         info = source.part(choices.part)
         shape = (info.layers, info.heads, len(info.rows), len(info.columns))

@@ -45,7 +45,9 @@ def _links(source: TextSource, choices: TextChoices, active: tuple[int, ...]) ->
     weights = pinned_weights(source, choices)[list(active)]  # (active, N)
     own, others = (info.rows, info.columns) if side == "left" else (info.columns, info.rows)
     verb = "looks at" if side == "left" else "is seen by"
-    heading(f"{index} “{short_label(own[index].text)}” {verb}", "The strongest links of the heads that are on")
+    heading(
+        f"{index} “{short_label(own[index].text)}” {verb}", "The strongest links of the heads that are on"
+    )
     small_table(("Token", "Head", "Weight"), link_rows(weights, active, others))
 
 

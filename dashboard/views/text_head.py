@@ -79,6 +79,7 @@ def record(source: TextSource, choices: TextChoices) -> HeadView:
         hide_special=choices.hide_special,
         direction=source.direction,
         kind=choices.part,
+        starts=(rows.start, columns.start),
     )
 
 

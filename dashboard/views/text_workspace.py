@@ -94,7 +94,8 @@ def workspace() -> None:
 
 def _with_details(source: TextSource, choices: TextChoices) -> Figure | None:
     """The view, and beside it what is known of its heads and of the pinned token."""
-    wide, narrow = st.columns([4, 1], gap="medium")
+    with st.container(key="as_beside"):
+        wide, narrow = st.columns([4, 1], gap="medium")
     with wide:
         figure = VIEWS[choices.view].show(source, choices)
     with narrow:
@@ -135,7 +136,7 @@ def _last_good(choices: TextChoices, error: Exception) -> Shown | None:
     """Tell the error above what was shown before it."""
     tell_error(error, what="This input could not be shown")
     before = st.session_state.get(LAST_GOOD)
-    if before is None or before == choices:
+    if before is None or (before.input, before.model) == (choices.input, choices.model):
         return None
     st.caption("Below: what was shown before.")
     return _live(_traced(before), choices)

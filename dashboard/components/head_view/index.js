@@ -93,6 +93,15 @@ function rowTemplate() {
   return row;
 }
 
+/** Context of an empty canvas; the canvas is made anew only when its size changed. */
+function cleared(canvas, width, height) {
+  const size = `${width}|${height}|${window.devicePixelRatio}`;
+  const context = canvas.size === size ? canvas.getContext("2d") : sizeCanvas(canvas, width, height);
+  canvas.size = size;
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
 class HeadView {
   constructor(parentElement) {
     this.parentElement = parentElement;
@@ -401,7 +410,8 @@ class HeadView {
     for (const side of ["left", "right"]) {
       const tokens = this.tokens[side];
       const pair = this.header.attention !== "cross" && tokens.some((token) => token.segment);
-      const rows = tokens.map((token, index) => this.buildRow(tokens, index, pair));
+      const first = this.header.starts[side === "left" ? 0 : 1]; // a window of a long text counts on
+      const rows = tokens.map((token, index) => this.buildRow(tokens, index, pair, first));
       this.columns[side].replaceChildren(...rows);
       const name = COLUMN_NAMES[this.header.attention][side === "left" ? 0 : 1];
       this.names[side].replaceChildren(make("strong", "", { text: name }), ` · ${counted(tokens.length)} ${tokens.length === 1 ? "token" : "tokens"}`);
@@ -424,17 +434,17 @@ class HeadView {
     }
   }
 
-  buildRow(tokens, index, pair) {
+  buildRow(tokens, index, pair, first) {
     const token = tokens[index];
     const row = rowTemplate().cloneNode(true);
     const [slot, number, strip, share] = row.children;
     Object.assign(row, { label: slot.firstChild, strip, share });
     row.dataset.index = String(index);
-    number.textContent = String(index);
+    number.textContent = String(first + index);
     row.label.textContent = labelText(token) || "∅";
     if (token.special) row.label.classList.add("lines-special");
     if (token.unknown) row.label.classList.add("lines-unknown");
-    row.title = [`${index}: ${token.text}`, ...tokenRemarks(token)].join("\n");
+    row.title = [`${first + index}: ${token.text}`, ...tokenRemarks(token)].join("\n");
     const segment = token.segment ?? 0;
     if (pair) {
       row.classList.add(segment ? "lines-b" : "lines-a");
@@ -622,7 +632,7 @@ class HeadView {
   draw() {
     if (!this.drawSize) return;
     const [width, height] = this.drawSize;
-    const context = sizeCanvas(this.canvas, width, height);
+    const context = cleared(this.canvas, width, height);
     const focus = this.focus();
     const lines = focus ? this.linesOf(focus) : (this.overviewLines ??= this.linesOf(null));
     if (focus) this.strokeLines(context, lines, width, height, 1.8);
@@ -648,7 +658,7 @@ class HeadView {
   paintOverview(context, lines, width, height) {
     const key = `${this.choiceKey}|${width}|${height}|${this.stage.scrollTop}|${this.rowHeight}|${devicePixelRatio}`;
     if (key !== this.overviewKey) {
-      this.strokeLines(sizeCanvas(this.overview, width, height), lines, width, height, 1);
+      this.strokeLines(cleared(this.overview, width, height), lines, width, height, 1);
       this.overviewKey = key;
     }
     context.save();

@@ -65,8 +65,12 @@ class ModelView {
   }
 
   listen() {
-    this.grid.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.point(this.cellAt(event)));
-    this.grid.addEventListener("pointerleave", () => this.point(null));
+    this.grid.addEventListener("pointermove", (event) => {
+      if (event.pointerType === "touch" || (this.byKeys && !event.movementX && !event.movementY)) return; // the page moved, not the hand
+      this.byKeys = false;
+      this.point(this.cellAt(event));
+    });
+    this.grid.addEventListener("pointerleave", () => this.byKeys || this.point(null));
     this.grid.addEventListener("click", (event) => {
       const cell = this.cellAt(event);
       if (cell) this.open(cell);
@@ -75,7 +79,10 @@ class ModelView {
     this.stage.addEventListener("focus", () => {
       if (this.stage.matches(":focus-visible") && !this.pointed) this.point(this.state.selected ?? [0, 0]);
     });
-    this.stage.addEventListener("blur", () => this.point(null));
+    this.stage.addEventListener("blur", () => {
+      this.byKeys = false;
+      this.point(null);
+    });
     this.resizes = new ResizeObserver(() => this.fit());
     this.resizes.observe(this.stage);
     this.resizes.observe(this.root);
@@ -293,6 +300,7 @@ class ModelView {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (to) {
       const cell = [clamp(to[0], 0, layers - 1), clamp(to[1], 0, heads - 1)];
+      this.byKeys = true;
       this.point(cell);
       this.ring.scrollIntoView({ block: "nearest", inline: "nearest" });
     } else if (event.key === "Enter" || event.key === " ") this.open([layer, head]);

@@ -37,7 +37,7 @@ class ExampleText:
     entropy: Floats  # (L, H), as max_weight and mean_distance
     max_weight: Floats
     mean_distance: Floats
-    key: str = "example"
+    key: str = "example:text"
     live: bool = False
     parts: tuple[Part, ...] = ("encoder",)
     direction: Literal["ltr", "rtl"] = "ltr"
@@ -91,7 +91,7 @@ class ExampleImage:
     removed: Floats  # (L, H)
     rollout_map: Floats  # (rows, columns)
     rollout_removed: Floats  # ()
-    key: str = "example"
+    key: str = "example:image"
     live: bool = False
 
     @property

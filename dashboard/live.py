@@ -184,8 +184,9 @@ def image_source(traced: cached.Traced) -> LiveImage:
     if not maps or any(layer.queries != positions or layer.keys != positions for layer in maps):
         from attn_core.errors import UnsupportedModelError
 
+        inside = ", but inside windows of it" if any(layer.batch > 1 for layer in maps) else ""
         raise UnsupportedModelError(
-            f"image_source: no layer of {traced.model.title} attends over the whole picture of "
-            f"{grid.rows} × {grid.columns} patches; choose a model whose layers do, such as the bundled one."
+            f"image_source: not every layer of {traced.model.title} attends over the whole picture of "
+            f"{grid.rows} × {grid.columns} patches{inside}; choose a model whose layers do, such as the bundled one."
         )
     return LiveImage(traced.key, maps, picture, (grid.rows, grid.columns), grid.prefix_tokens)

@@ -39,6 +39,7 @@ def word_piece(*, lower: bool = True) -> transformers.PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        model_max_length=64,
     )  # fmt: skip
 
 

@@ -589,6 +589,16 @@ def test_a_broken_picture_is_told_and_the_last_view_stays():
     component(at, "patch_map")
 
 
+def test_a_hostile_file_name_is_told_literally():
+    at = opened("image")
+    at.file_uploader(key="image_file").upload(
+        "![x](http:198.51.100.7) :red[no] $x$.png", b"no picture", "image/png"
+    )
+    at.run()
+    assert "\\!\\[x\\]\\(http\\:198" in at.error[0].value
+    assert ":red[" not in at.error[0].value
+
+
 def test_one_head_mean_and_all_heads():
     at = opened("image")
     at.selectbox(key="image_head").set_value(2).run()

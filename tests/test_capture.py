@@ -334,18 +334,20 @@ def test_gpt2_scaled_by_layer_index() -> None:
 
 
 def test_a_ready_four_dimensional_mask_is_used() -> None:
-    """Prefix attention handed in as a boolean and as an additive mask."""
+    """Prefix attention of a different length for each item, handed in as a boolean and as an additive mask."""
     module = BY_NAME["BERT"].build()
-    ids = torch.arange(5, 12)[None]
-    allowed = torch.ones(7, 7, dtype=torch.bool).tril()
-    allowed[:, :3] = True
-    additive = torch.zeros(7, 7).masked_fill(~allowed, torch.finfo(torch.float32).min)
-    expected = eager_attentions(module, {"input_ids": ids, "attention_mask": additive[None, None]})
+    ids = torch.arange(5, 19).view(2, 7)
+    allowed = torch.ones(2, 1, 7, 7, dtype=torch.bool).tril()
+    allowed[0, :, :, :3] = True
+    allowed[1, :, :, :5] = True
+    additive = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    expected = eager_attentions(module, {"input_ids": ids, "attention_mask": additive})
     for mask in (allowed, additive):
-        trace, _ = captured(module, {"input_ids": ids, "attention_mask": mask[None, None]})
-        for layer_map, weights in zip(trace.encoder, expected, strict=True):
-            assert_close(layer_map.dense(), weights[0], rtol=0.0, atol=TOLERANCE)
-            assert int((layer_map.dense()[:, ~allowed] > 0).sum()) == 0
+        trace, _ = captured(module, {"input_ids": ids, "attention_mask": mask})
+        for item in (0, 1):
+            for layer_map, weights in zip(trace.item(item).encoder, expected, strict=True):
+                assert_close(layer_map.dense(), weights[item], rtol=0.0, atol=TOLERANCE)
+                assert not (layer_map.dense()[:, ~allowed[item, 0]] > 0).any()
 
 
 def test_double_precision_is_kept() -> None:
@@ -489,16 +491,17 @@ def test_any_length_also_one_token(name: str, length: int) -> None:
             assert_close(layer_map.dense(), reference, rtol=0.0, atol=TOLERANCE)
 
 
-def test_a_batch_item_with_a_gap_in_its_mask_is_cut_to_the_real_tokens() -> None:
-    """Masked tokens in the middle are no padding at an end, yet are left out all the same."""
-    module = BY_NAME["BERT"].build()
-    ids = torch.arange(5, 14)[None]
-    mask = torch.tensor([[1, 1, 0, 1, 1, 1, 0, 0, 1]])
-    trace, _ = captured(module, {"input_ids": ids, "attention_mask": mask})
-    kept = mask[0].nonzero()[:, 0]
-    library = eager_attentions(module, {"input_ids": ids, "attention_mask": mask})
-    for layer_map, expected in zip(trace.item(0).encoder, library, strict=True):
-        assert_close(layer_map.dense(), expected[0][:, kept][:, :, kept], rtol=0.0, atol=TOLERANCE)
+@pytest.mark.parametrize("name", ["BERT", "ModernBERT", "Llama", "Mistral"])
+def test_a_batch_item_with_a_gap_in_its_mask_is_cut_to_the_real_tokens(name: str) -> None:
+    """Masked tokens in the middle are left out too, and windows still count the positions between."""
+    module = BY_NAME[name].build()
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 0, 0, 1]])
+    tensors = {"input_ids": torch.arange(5, 23).view(2, 9), "attention_mask": mask}
+    trace, _ = captured(module, tensors)
+    kept = mask[1].nonzero()[:, 0]
+    (maps,) = maps_by_kind(trace.item(1)).values()
+    for layer_map, expected in zip(maps, eager_attentions(module, tensors), strict=True):
+        assert_close(layer_map.dense(), expected[1][:, kept][:, :, kept], rtol=0.0, atol=TOLERANCE)
 
 
 # Memory

@@ -259,6 +259,14 @@ def test_a_typed_special_token_is_told(bert, roberta):
     assert any("spells </s>" in note for note in encode_text(roberta, "a</s>b").notes)
 
 
+def test_a_typed_end_of_text_is_not_unknown(gpt2, bert):
+    """GPT-2's unknown token is its end of text; somebody who types it means it."""
+    typed = encode_text(gpt2, "a<|endoftext|>b").tokens
+    assert [token.text for token in typed] == ["a", "<|endoftext|>", "b"]
+    assert not any(token.unknown for token in typed)
+    assert not encode_text(bert, "the [UNK] house").tokens[2].unknown
+
+
 @pytest.mark.parametrize(
     ("characters", "label"),
     [

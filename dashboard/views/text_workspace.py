@@ -149,7 +149,7 @@ def _live(traced: cached.Traced, choices: TextChoices) -> Shown:
     length, badges = f"{inputs.kept_tokens:,} tokens", []
     if inputs.kept_tokens < inputs.total_tokens:
         length = f"first {inputs.kept_tokens:,} of {inputs.total_tokens:,} tokens"
-        badges.append(Badge("truncated", f"The model reads the {length}; the rest was cut off.", "warning"))
+        badges.append(Badge("truncated", f"Only the {length} are read; the rest was cut off.", "warning"))
     if choices.merge_words and short:
         source = merged_words(traced, source)
         length += f" in {len(source.part(source.parts[0]).rows):,} words"

@@ -14,6 +14,7 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
 from transformers.tokenization_utils_base import BatchEncoding
 
 from analysis import resizing
@@ -312,6 +313,7 @@ def test_pieces_that_overlap_show_each_character_once():
     "places",
     [
         [("é", 1, 2), ("ü", 0, 1)],  # backwards
+        [("é", 1, 2), ("éü", 0, 2)],  # begins before the one before it
         [("éü", 0, 2), ("é", 0, 1)],  # ends before the one before it
         [("é", -1, 1)],
         [("é", 1, 0)],
@@ -711,6 +713,41 @@ def test_threads_share_a_tokenizer(minilm):
             wrong.append(error)
 
     threads = [threading.Thread(target=encode, args=(index,)) for index in range(len(lengths))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+class TwoLanguages(transformers.PreTrainedTokenizerFast):
+    """Puts another token in front of targets, by changing itself for a moment, as the library's NLLB and mBART do."""
+
+    def _lead_with(self, token: str) -> None:
+        self.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{token} $A", special_tokens=[(token, self.convert_tokens_to_ids(token))]
+        )
+
+    def _switch_to_input_mode(self) -> None:
+        self._lead_with("<s>")
+
+    def _switch_to_target_mode(self) -> None:
+        self._lead_with("</s>")
+
+
+def test_threads_do_not_see_each_others_target_language():
+    base = tiny.byte_level(roberta=True)
+    tokenizer = TwoLanguages(tokenizer_object=base.backend_tokenizer, bos_token="<s>", eos_token="</s>")
+    tokenizer._switch_to_input_mode()
+    wrong: list[tuple[int, ...]] = []
+
+    def encode(as_target: bool) -> None:
+        for _ in range(60):
+            first = tokenised(tokenizer, ("the house " * 20,), as_target=as_target).ids[0]
+            if first != (2 if as_target else 0):
+                wrong.append((as_target, first))
+
+    threads = [threading.Thread(target=encode, args=(index % 2 == 0,)) for index in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -53,13 +53,14 @@ def middle(component, view, layer, head, row, column):
     """Middle of one cell of one thumbnail, in CSS pixels of the grid's canvas."""
     layers, heads, rows, columns = view.thumbnails.shape
     width, height = cell_size(component)
-    cell = width / heads
-    assert height / layers == cell
-    gap = 4 if cell > 40 else 3 if cell > 28 else 2
-    scale = (cell - gap) / max(rows, columns)
-    left = (cell - columns * scale) / 2 + (column + 0.5) * scale
-    top = (cell - rows * scale) / 2 + (row + 0.5) * scale
-    return head * cell + left, layer * cell + top
+    wide, tall = width / heads, height / layers
+    longest = max(wide, tall)
+    gap = 4 if longest > 40 else 3 if longest > 28 else 2
+    assert (tall - gap) / (wide - gap) == pytest.approx(rows / columns, abs=1.5 / (longest - gap))
+    scale = min((wide - gap) / columns, (tall - gap) / rows)
+    left = (wide - columns * scale) / 2 + (column + 0.5) * scale
+    top = (tall - rows * scale) / 2 + (row + 0.5) * scale
+    return head * wide + left, layer * tall + top
 
 
 def colour_of(view, layer, head, row, column):
@@ -130,8 +131,9 @@ def test_pointing_tells_the_head(component):
 def place_of(component, layer, head):
     box = component.page.locator(".heads-canvas").bounding_box()
     heads = int(component.page.locator(".heads-head").count())
-    cell = box["width"] / heads
-    return box["x"] + (head + 0.5) * cell, box["y"] + (layer + 0.5) * cell
+    layers = int(component.page.locator(".heads-layer").count())
+    wide, tall = box["width"] / heads, box["height"] / layers
+    return box["x"] + (head + 0.5) * wide, box["y"] + (layer + 0.5) * tall
 
 
 def hover(component, layer, head):

@@ -145,16 +145,20 @@ class ModelView {
     const { layers, heads, groups } = this.header;
     const left = 34;
     const top = groups ? 36 : 20;
-    const wide = (this.stage.clientWidth - left - 6) / heads;
-    const tall = (this.stage.clientHeight - top - 6) / layers;
+    const [, , rows, columns] = this.header.arrays.weights.shape;
+    const [across, down] = [columns, rows].map((length) => length / Math.max(rows, columns)); // share of a square
+    const wide = (this.stage.clientWidth - left - 6) / heads / across;
+    const tall = (this.stage.clientHeight - top - 6) / layers / down;
     const cell = Math.floor(clamp(Math.min(wide, Math.max(tall, ROOMY_CELL)), SMALLEST_CELL, LARGEST_CELL));
-    const key = `${cell}|${layers}|${heads}|${groups}`;
+    const key = `${cell}|${layers}|${heads}|${groups}|${rows}|${columns}`;
     if (key === this.size) return;
     this.size = key;
-    this.cell = cell;
     this.gap = cell > 40 ? 4 : cell > 28 ? 3 : 2;
-    this.sheet.style.gridTemplateColumns = `${left}px ${cell * heads}px`;
-    this.sheet.style.gridTemplateRows = `${top}px ${cell * layers}px`;
+    this.side = cell - this.gap; // of the longer side of a thumbnail
+    this.wide = Math.max(Math.round(this.side * across), 8) + this.gap;
+    this.tall = Math.max(Math.round(this.side * down), 8) + this.gap;
+    this.sheet.style.gridTemplateColumns = `${left}px ${this.wide * heads}px`;
+    this.sheet.style.gridTemplateRows = `${top}px ${this.tall * layers}px`;
     this.labelSides();
     this.labelTop();
     this.paint();
@@ -163,11 +167,11 @@ class ModelView {
 
   /** Layer numbers on the left. */
   labelSides() {
-    const every = this.cell < 18 ? 2 : 1;
+    const every = this.tall < 18 ? 2 : 1;
     this.sides.replaceChildren(
       ...Array.from({ length: this.header.layers }, (_, layer) => {
         const label = make("div", "heads-layer", { text: layer % every ? "" : layer === 0 ? "L 0" : String(layer) });
-        label.style.height = `${this.cell}px`;
+        label.style.height = `${this.tall}px`;
         return label;
       }),
     );
@@ -177,8 +181,8 @@ class ModelView {
   labelTop() {
     const { heads, groups } = this.header;
     const labels = Array.from({ length: heads }, (_, head) => {
-      const label = make("div", "heads-head", { text: head === 0 ? (this.cell > 30 ? "H 0" : "0") : String(head) });
-      Object.assign(label.style, { left: `${head * this.cell}px`, width: `${this.cell}px` });
+      const label = make("div", "heads-head", { text: head === 0 ? (this.wide > 30 ? "H 0" : "0") : String(head) });
+      Object.assign(label.style, { left: `${head * this.wide}px`, width: `${this.wide}px` });
       return label;
     });
     const brackets = [];
@@ -187,7 +191,7 @@ class ModelView {
       while (end < heads && groups[end] === groups[head]) end += 1;
       const bracket = make("div", "heads-group", { text: `kv ${groups[head]}` });
       bracket.title = `Heads ${head} to ${end - 1} share key and value head ${groups[head]}`;
-      Object.assign(bracket.style, { left: `${head * this.cell + 2}px`, width: `${(end - head) * this.cell - 4}px` });
+      Object.assign(bracket.style, { left: `${head * this.wide + 2}px`, width: `${(end - head) * this.wide - 4}px` });
       brackets.push(bracket);
       head = end;
     }
@@ -196,8 +200,8 @@ class ModelView {
 
   cellAt(event) {
     const frame = this.grid.getBoundingClientRect();
-    const layer = Math.floor((event.clientY - frame.top) / this.cell);
-    const head = Math.floor((event.clientX - frame.left) / this.cell);
+    const layer = Math.floor((event.clientY - frame.top) / this.tall);
+    const head = Math.floor((event.clientX - frame.left) / this.wide);
     const inside = layer >= 0 && head >= 0 && layer < this.header.layers && head < this.header.heads;
     return inside ? [layer, head] : null;
   }
@@ -238,25 +242,26 @@ class ModelView {
     return { canvas, width, height };
   }
 
-  /** Draws one of the maps of `mapsOf` into a square, in its own proportions. */
-  drawMap(context, { canvas, width, height }, place, x, y, side) {
+  /** Draws one of the maps of `mapsOf` into a box, in its own proportions. */
+  drawMap(context, { canvas, width, height }, place, x, y, box) {
     const [, , rows, columns] = this.header.arrays.weights.shape;
-    const scale = side / Math.max(rows, columns);
+    const side = Math.max(...box);
+    const scale = Math.min(box[0] / columns, box[1] / rows);
     const [wide, tall] = [columns * scale, rows * scale];
     context.imageSmoothingEnabled = Math.max(width, height) > side * (window.devicePixelRatio || 1);
     context.imageSmoothingQuality = "high";
-    context.drawImage(canvas, place * width, 0, width, height, x + (side - wide) / 2, y + (side - tall) / 2, wide, tall);
+    context.drawImage(canvas, place * width, 0, width, height, x + (box[0] - wide) / 2, y + (box[1] - tall) / 2, wide, tall);
   }
 
   paint() {
     const { layers, heads } = this.header;
-    const context = sizeCanvas(this.canvas, heads * this.cell, layers * this.cell);
-    const side = this.cell - this.gap;
+    const context = sizeCanvas(this.canvas, heads * this.wide, layers * this.tall);
+    const box = [this.wide - this.gap, this.tall - this.gap];
     const every = [...Array(heads).keys()];
     for (let layer = 0; layer < layers; layer += 1) {
-      const maps = this.mapsOf(layer, every, side);
-      const y = layer * this.cell + this.gap / 2;
-      for (const head of every) this.drawMap(context, maps, head, head * this.cell + this.gap / 2, y, side);
+      const maps = this.mapsOf(layer, every, this.side);
+      const y = layer * this.tall + this.gap / 2;
+      for (const head of every) this.drawMap(context, maps, head, head * this.wide + this.gap / 2, y, box);
     }
     this.root.dataset.painted = String(layers * heads);
   }
@@ -265,7 +270,7 @@ class ModelView {
     for (const [ring, cell] of [[this.chosen, this.state.selected], [this.ring, this.pointed]]) {
       ring.hidden = !cell;
       if (!cell) continue;
-      const style = { left: cell[1] * this.cell, top: cell[0] * this.cell, width: this.cell, height: this.cell };
+      const style = { left: cell[1] * this.wide, top: cell[0] * this.tall, width: this.wide, height: this.tall };
       for (const [name, value] of Object.entries(style)) ring.style[name] = `${value}px`;
     }
   }
@@ -329,7 +334,8 @@ class ModelView {
     const [, , rows, columns] = this.header.arrays.weights.shape;
     const [queries, keys] = this.header.tokens;
     const map = this.mapsOf(layer, [head], PREVIEW);
-    this.drawMap(sizeCanvas(this.preview, PREVIEW, PREVIEW), map, 0, 0, 0, PREVIEW);
+    const box = [columns, rows].map((length) => (PREVIEW * length) / Math.max(rows, columns));
+    this.drawMap(sizeCanvas(this.preview, ...box), map, 0, 0, 0, box);
     const facts = [["largest weight", shortText(this.arrays.maximum[at])]];
     if (this.arrays.entropy) facts.push(["mean entropy", `${this.arrays.entropy[at].toFixed(2)} nats`]);
     if (this.header.groups) facts.push(["key/value head", String(this.header.groups[head])]);

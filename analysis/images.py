@@ -157,10 +157,8 @@ def read_picture(
 def _opened(data: bytes, label: str, max_pixels: int) -> Image.Image:
     """The image with its header read and checked, nothing decoded yet."""
     too_large = f"at most {max_pixels:,} pixels are read. Save it smaller."
-    declared = _webp_size(data)
-    if (
-        declared is not None and declared[0] * declared[1] > max_pixels
-    ):  # its decoder allocates when it is opened
+    declared = _webp_size(data) or (0, 0)  # its decoder allocates when it is opened, so it is asked before
+    if declared[0] * declared[1] > max_pixels:
         raise PictureError(f"{label} declares {declared[0]:,} × {declared[1]:,} pixels; {too_large}")
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)

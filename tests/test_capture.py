@@ -542,3 +542,25 @@ def test_a_trace_holds_no_square_array() -> None:
         held += sum(t.untyped_storage().nbytes() for t in (layer_map.query, layer_map.key, layer_map.lse))
     assert held < 3 * 4 * 600 * 600 * 4 / 10
     assert_close(trace.encoder[1].row(2, 599).sum(), torch.tensor(1.0))
+
+
+def test_a_band_of_neighbours_is_never_read_as_a_square_map() -> None:
+    """Case M11: Longformer's weights are windows at relative positions, with and without global tokens."""
+    config = transformers.LongformerConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        attention_window=[4, 4],
+        vocab_size=50,
+        max_position_embeddings=64,
+    )
+    model = transformers.LongformerModel(config).eval()
+    ids = torch.arange(5, 17)[None]
+    for global_tokens in (torch.zeros_like(ids), (ids == 5).long()):
+        with (
+            pytest.raises(UnsupportedModelError, match="windows at relative positions and no map"),
+            torch.no_grad(),
+            capture(model),
+        ):
+            model(input_ids=ids, global_attention_mask=global_tokens)

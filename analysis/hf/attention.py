@@ -415,7 +415,9 @@ def _fill_from_outputs(trace: AttentionTrace, module: PreTrainedModel, outputs: 
     causal = getattr(module.config, "is_decoder", False) or module.config.model_type in _CAUSAL_FALLBACKS
     for output, mask in outputs:
         valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
-        own = tuple(_stored(w, valid, valid) for w in output.get("attentions") or () if w is not None)
+        own = tuple(
+            _stored(_square(w, module), valid, valid) for w in output.get("attentions") or () if w is not None
+        )
         trace.encoder += tuple(
             _stored(w, valid, valid) for w in output.get("encoder_attentions") or () if w is not None
         )
@@ -423,6 +425,21 @@ def _fill_from_outputs(trace: AttentionTrace, module: PreTrainedModel, outputs: 
         trace.decoder += own if causal else ()
         trace.decoder += tuple(_stored(w, None, None) for w in output.get("decoder_attentions") or ())
         trace.cross += tuple(_stored(w, None, valid) for w in output.get("cross_attentions") or ())
+
+
+def _square(weights: Tensor, module: nn.Module) -> Tensor:
+    """Self-attention over all positions; a band of neighbours is not one.
+
+    Raises:
+        UnsupportedModelError: Longformer and its kin hand out windows at relative positions, which read as a map of
+            queries and keys would be wrong.
+    """
+    if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
+        raise UnsupportedModelError(
+            f"capture: {type(module).__name__} hands out attention of shape {tuple(weights.shape)}, windows at "
+            "relative positions and no map of queries and keys; choose a model that attends over the whole text."
+        )
+    return weights
 
 
 _CAUSAL_FALLBACKS = frozenset({"bloom", "codegen", "ctrl", "xlnet", "gptj", "mpt"})

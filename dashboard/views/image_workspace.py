@@ -106,7 +106,8 @@ def _live(choices: ImageChoices) -> Shown:
     picture = cached.picture(digest, name, _data=data)
     model, side = choices.model, choices.input.side
     traced = cached.traced_picture(model.name, model.revision, digest, side, _picture=picture)
-    told = (*traced.model.notes, *traced.inputs.notes, *traced.trace.notes)  # the picture's are in the inputs'
+    # the picture's own notes are among the inputs'
+    told = (*traced.model.notes, *traced.inputs.notes, *traced.trace.notes)
     source = image_source(traced)
     words = f"{name} (SHA-256 {picture.sha256})"
     return Shown(source, traced.model.title, traced.model.revision, words, (), told)

@@ -564,3 +564,25 @@ def test_a_band_of_neighbours_is_never_read_as_a_square_map() -> None:
             capture(model),
         ):
             model(input_ids=ids, global_attention_mask=global_tokens)
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "BART"])
+def test_the_steps_of_a_generation_are_stitched_into_one_map(name: str) -> None:
+    """Case M8: a square for the prompt and a row a step become one lower triangle, as of one pass over the whole."""
+    architecture = BY_NAME[name]
+    model, inputs = architecture.build(), architecture.batch().alone(0)
+    decoder = {"decoder_input_ids": inputs["decoder_input_ids"]} if "decoder_input_ids" in inputs else {}
+    source = {"input_ids": inputs["input_ids"]}
+    with torch.no_grad(), capture(model) as steps:
+        ids = model.generate(
+            **source, **decoder, max_new_tokens=4, min_new_tokens=4, do_sample=False, num_beams=1
+        )
+    whole = {**source, "decoder_input_ids": ids[:, :-1]} if decoder else {"input_ids": ids[:, :-1]}
+    with torch.no_grad(), capture(model) as once:
+        model(**whole)
+    assert [len(maps) for maps in (steps.encoder, steps.decoder, steps.cross)] == [
+        len(maps) for maps in (once.encoder, once.decoder, once.cross)
+    ]
+    for part in ("decoder", "cross"):
+        for stitched, single in zip(getattr(steps, part), getattr(once, part), strict=True):
+            assert_close(stitched.weights(), single.weights(), atol=1e-5, rtol=1e-5)

@@ -10,6 +10,7 @@ Models that do not go through the interface (DeBERTa-v2, Bloom ...) are captured
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import causal_mask_function
 
 from attn_core.errors import UnsupportedModelError
-from attn_core.maps import AttentionMap, DenseMap
+from attn_core.maps import AttentionMap, DenseMap, FactoredMap
 from attn_core.masks import MaskRule
 from attn_core.seam import Recorded, model_attention, recording
 from attn_core.torch_modules import recording_multihead
@@ -253,6 +254,8 @@ def _valid_rows(maps: tuple[AttentionMap, ...], index: int) -> Tensor | None:
 def capture(module: nn.Module) -> Iterator[AttentionTrace]:
     """Capture the attention of one forward pass of a model inside the block: transformers' or PyTorch's own layers.
 
+    A generation with a cache counts as one pass: the rows of its steps are put together into one map a layer.
+
     ``with capture(model) as trace: model(**inputs)``; then ``trace.encoder[layer].row(head, query)`` and so on.
     The outputs are the model's own. Nothing stays changed on the model after the block, also after an exception; two
     threads may capture on one model at the same time, each gets its own pass.
@@ -342,11 +345,41 @@ def _configs(module: PreTrainedModel) -> list[Any]:
 def _fill_from_calls(trace: AttentionTrace, module: PreTrainedModel, calls: list[Recorded]) -> None:
     names = {id(part): name for name, part in module.named_modules()}
     maps: dict[Kind, list[AttentionMap]] = {"encoder": [], "decoder": [], "cross": []}
-    for call in calls:
-        name = names.get(id(call.module))
-        if name is not None:  # else another model was called inside the block
-            maps[_kind(module, name, call)].append(call.map)
+    own = [call for call in calls if id(call.module) in names]  # another model may be called inside the block
+    steps: dict[int, list[FactoredMap]] = {}
+    for call in own:
+        steps.setdefault(id(call.module), []).append(call.map)
+    generating = any(_grows(layers) for layers in steps.values())
+    for call in own:
+        kind, layers = _kind(module, names[id(call.module)], call), steps[id(call.module)]
+        stitched = _grows(layers) or (generating and kind == "cross" and len(layers) > 1)
+        if not stitched:
+            maps[kind].append(call.map)
+        elif call.map is layers[0]:
+            maps[kind].append(_stitched(layers))
     trace.encoder, trace.decoder, trace.cross = (tuple(maps[k]) for k in ("encoder", "decoder", "cross"))
+
+
+def _grows(layers: list[FactoredMap]) -> bool:
+    """Whether the calls of one layer are the steps of a generation with a cache: each adds its queries to the keys."""
+    return len(layers) > 1 and all(
+        after.keys == before.keys + after.queries and after.batch == before.batch
+        for before, after in itertools.pairwise(layers)
+    )
+
+
+def _stitched(layers: list[FactoredMap]) -> DenseMap:
+    """One map of all steps of a generation: the rows of each step below those of the step before, later keys 0."""
+    keys = layers[-1].keys
+    rows = [nn.functional.pad(step.weights(), (0, keys - step.keys)) for step in layers]
+    weights = torch.cat(rows, dim=2)
+    valid = layers[-1].rule.key_valid
+    return DenseMap(
+        stored=weights,
+        row_valid=valid if weights.shape[2] == keys else None,
+        key_valid=valid,
+        groups=layers[-1].kv_heads,
+    )
 
 
 def _kind(module: PreTrainedModel, name: str, call: Recorded) -> Kind:

@@ -361,7 +361,7 @@ def _fill_from_calls(trace: AttentionTrace, module: PreTrainedModel, calls: list
 
 
 def _grows(layers: list[FactoredMap]) -> bool:
-    """Whether the calls of one layer are the steps of a generation with a cache: each adds its queries to the keys."""
+    """Whether the calls of one layer are steps of a generation with a cache: each adds its queries to the keys."""
     return len(layers) > 1 and all(
         after.keys == before.keys + after.queries and after.batch == before.batch
         for before, after in itertools.pairwise(layers)

@@ -17,7 +17,7 @@ PYTEST ?=
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run start test test-fast check format bench example lock clean clean-all environment \
-	environment-dev models browser
+	environment-dev models wheel browser
 
 help:
 	@echo "make run    install what is missing and start the app on http://localhost:$(PORT)"
@@ -32,7 +32,8 @@ run: environment models start
 start:
 	exec "$(VENV_PYTHON)" -m streamlit run dashboard/app.py --server.port=$(PORT) --server.headless=$(HEADLESS)
 
-test: environment-dev models browser
+test: export ATTNSCOPE_WHEELS ?= .attnscope/wheels
+test: environment-dev models wheel browser
 	"$(VENV_PYTHON)" -m pytest $(PYTEST)
 
 test-fast: environment-dev models
@@ -66,6 +67,9 @@ environment-dev:
 
 models:
 	@"$(VENV_PYTHON)" -m analysis bring --all
+
+wheel:
+	@"$(VENV_PYTHON)" -m scripts.wheel
 
 browser:
 	@"$(VENV_PYTHON)" -m scripts.browser

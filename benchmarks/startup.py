@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     kinds = {
         "first page": modules,
         "import torch": ["torch"],
-        "import transformers": ["transformers.models.bert"],
+        "all that a model needs": ["analysis.hf.loading"],
     }
     measured: dict[str, list[tuple[float, float, bool]]] = {name: [] for name in kinds}
     for round_number in range(options.repeats + 1):

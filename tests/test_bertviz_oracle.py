@@ -9,8 +9,9 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
-from analysis.figure_data import HeadView
+from analysis.figure_data import HeadView, TokenLabel
 from analysis.pairs import PAIR_FILTERS, PairFilter, filter_pair
+from analysis.visible import visible_tokens
 
 CASES = Path(__file__).parent / "oracles" / "08_bertviz"
 PAIR = np.load(CASES / "minilm_pair.npz")
@@ -89,3 +90,18 @@ def test_wrong_arguments_say_what_is_wanted(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         filter_pair(np.ones(shape), segments, which)
+
+
+@pytest.mark.parametrize("which", PAIR_FILTERS)
+def test_the_head_view_and_its_files_show_the_same_part(which: PairFilter) -> None:
+    """What screen and export draw (``visible_tokens``) is the part that the oracle above vouches for."""
+    segments = [0, 0, 0, 1, 1]
+    labels = tuple(
+        TokenLabel(text=str(i), piece=str(i), segment=segment) for i, segment in enumerate(segments)
+    )
+    weights = np.full((1, 5, 5), 0.2)
+    view = HeadView(weights, labels, labels, layer=0, layers=1, active=(0,), pair_filter=which)
+    _, rows, columns = filter_pair(weights, segments, which)
+    left, right = visible_tokens(view)
+    assert np.flatnonzero(left).tolist() == rows.tolist()
+    assert np.flatnonzero(right).tolist() == columns.tolist()

@@ -182,7 +182,9 @@ def _decoded(image: Image.Image, longest_side: int, notes: list[str]) -> Image.I
     """The first frame, decoded and upright."""
     width, height = image.size
     if image.format == "JPEG" and max(width, height) > longest_side:
-        shrink = longest_side / max(width, height)
+        shrink = (
+            0.7 * longest_side / max(width, height)
+        )  # decoded at a half, quarter or eighth that is no smaller
         image.draft(None, (max(1, round(width * shrink)), max(1, round(height * shrink))))
     if image.format != "MPO" and getattr(
         image, "is_animated", False
@@ -298,7 +300,7 @@ def _srgb(image: Image.Image, notes: list[str]) -> Image.Image:
             notes.append("Its colour profile cannot be used; colours are taken as they are.")
     if image.mode == "CMYK":
         notes.append("CMYK colours are converted to RGB without a colour profile, so they are approximate.")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _through(image: Image.Image, profile: Any) -> Image.Image:

@@ -135,7 +135,8 @@ def token_words(text: str, spans: Sequence[tuple[int, int] | None]) -> list[int 
     Spans may repeat and overlap (pieces of one character share its span) but must not go backwards. A span of white
     space alone is a word of its own; an empty span belongs to the word of the character at which it stands.
     """
-    characters = character_words(text)
+    covered_end = max((span[1] for span in spans if span is not None), default=0)
+    characters = character_words(text[: covered_end + 2])  # a word may hang on the character after it
     indices: list[int | None] = []
     word, reached = -1, -1  # ``reached`` is the last character word that the current word covers
     before: tuple[int, int] | None = None
@@ -145,7 +146,7 @@ def token_words(text: str, spans: Sequence[tuple[int, int] | None]) -> list[int 
             continue
         covered = [characters[position] for position in range(*span) if characters[position] >= 0]
         if not covered:
-            covered = [characters[span[0]] if span[0] == span[1] < len(text) else -1]
+            covered = [characters[span[0]] if span[0] == span[1] < len(characters) else -1]
         shares_space = (
             covered[0] < 0 and before is not None and max(span[0], before[0]) < min(span[1], before[1])
         )
@@ -201,6 +202,8 @@ def _merged_label(tokens: Sequence[TokenLabel]) -> TokenLabel:
 
 def _kind(character: str) -> str:
     """Class of a character: space, mark (joins what is before), single (a word), katakana, letter, symbol."""
+    if character.isascii() and character.isalnum():
+        return "letter"
     point = ord(character)
     category = unicodedata.category(character)
     if character.isspace() or category.startswith("Z"):

@@ -27,7 +27,7 @@ Kind = Literal["head", "model"]
 LINE_LIMIT = 200_000
 """Most lines that BertViz is given to draw at once.
 
-It makes an SVG element of every weight, zeros too. About 200,000 took 10 s to appear and 1.2 GB of browser memory
+It makes an SVG element of every weight, zeros too. About 200,000 took 6 to 10 s to appear and 1.2 GB of memory
 on two cores (12 heads x 128 tokens in the head view); three times as many took half a minute and 2 GB.
 """
 
@@ -110,7 +110,7 @@ def bertviz_refusal(kind: Kind, shape: Sequence[int]) -> str | None:
     what = f"{layers} × {heads} heads" if kind == "model" else f"{heads} heads"
     return (
         f"BertViz's {kind} view draws every weight as a line of its own: {what} × {queries} × {keys} tokens "
-        f"are {drawn:,} lines, and above {LINE_LIMIT:,} a browser stands still for longer than ten seconds; "
+        f"are {drawn:,} lines, and above {LINE_LIMIT:,} a browser stands still for many seconds; "
         f"use AttnScope's {kind} view, which draws the strongest ones, or a shorter text."
     )
 

@@ -133,6 +133,11 @@ def test_a_picture_from_upload_to_a_file(app_page: WatchedPage) -> None:
 
     surface = page.locator(".patch-surface").first
     box = surface.bounding_box()
+    for _ in range(600):  # the title changes before the picture is redrawn
+        box = surface.bounding_box()
+        if box is not None and box["width"] < box["height"]:
+            break
+        page.wait_for_timeout(100)
     assert box is not None
     assert box["width"] / box["height"] == pytest.approx(1 / 1.5, rel=0.02)
     surface.click(position={"x": box["width"] * 10.5 / 16, "y": box["height"] * 4.5 / 24})

@@ -2,6 +2,7 @@
 #
 # PYTHON       interpreter that makes .venv (3.11 or newer)
 # PORT         port of the app
+# DEVICE       of the models: cpu, cuda, cuda:1, mps; empty: the best that is there
 # HEADLESS     true: do not open a browser window (the default where there is no display)
 # TORCH_INDEX  cpu, cu130 ...: take torch from PyTorch's index of that name; empty: from pip's own index
 # PYTEST       arguments for pytest, such as PYTEST="tests/test_project.py -x"
@@ -11,6 +12,7 @@ PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python3
 VENV_PYTHON ?= .venv/bin/python
 PORT ?= 8501
 HEADLESS ?= $(if $(CI),true,$(if $(filter Darwin,$(shell uname))$(DISPLAY)$(WAYLAND_DISPLAY),false,true))
+DEVICE ?=
 TORCH_INDEX ?=
 PYTEST ?=
 
@@ -29,6 +31,7 @@ help:
 run: environment models start
 
 # The last step of `run`; the browser tests start the app with it.
+start: export ATTNSCOPE_DEVICE := $(or $(DEVICE),$(ATTNSCOPE_DEVICE))
 start:
 	exec "$(VENV_PYTHON)" -m streamlit run dashboard/app.py --server.port=$(PORT) --server.headless=$(HEADLESS)
 

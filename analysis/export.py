@@ -99,10 +99,19 @@ def refusal(figure: Figure, format: str) -> str | None:
     rows = _ROW_COUNTS[type(figure)](figure) if format == "csv" else 0
     if rows <= CSV_ROWS:
         return None
+    advice = _FEWER_ROWS.get(type(figure), "")
     return (
-        f"a CSV file holds at most {CSV_ROWS:,} rows but this figure has {rows:,}; "
-        "take NPZ, or zoom in before exporting."
+        f"the CSV file would have {rows:,} rows, more than the {CSV_ROWS:,} that a spreadsheet opens; "
+        f"take NPZ, which holds all of them{advice}."
     )
+
+
+_FEWER_ROWS: Mapping[type, str] = {
+    MatrixView: ", or zoom in",
+    ModelView: ", or open one head",
+    PatchMaps: ", or choose one head",
+}
+"""What else makes a CSV file short enough."""
 
 
 def _matrix_rows(view: MatrixView) -> int:

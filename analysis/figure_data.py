@@ -67,6 +67,7 @@ class HeadView:
         direction: reading order label, "ltr" or "rtl".
         kind: "encoder", "decoder" or "cross".
         starts: place of the first query and the first key in the whole input, when a window of it is shown.
+        groups: key-value head of each query head (H,), or None when every head has its own.
     """
 
     weights: Floats
@@ -77,11 +78,12 @@ class HeadView:
     active: tuple[int, ...]
     pinned: tuple[Literal["left", "right"], int] | None = None
     threshold: float = 0.0
-    pair_filter: Literal["all", "aa", "ab", "ba", "bb"] = "all"
+    pair_filter: PairFilter = "all"
     hide_special: bool = False
     direction: Literal["ltr", "rtl"] = "ltr"
     kind: Literal["encoder", "decoder", "cross"] = "encoder"
     starts: tuple[int, int] = (0, 0)
+    groups: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

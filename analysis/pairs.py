@@ -15,10 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 PairFilter = Literal["all", "aa", "ab", "ba", "bb"]
+Side = Literal["query", "key"]
 
 PAIR_FILTERS: tuple[PairFilter, ...] = get_args(PairFilter)
 
+PAIR_NAMES: Mapping[PairFilter, str] = MappingProxyType(
+    {"all": "all", "aa": "A → A", "ab": "A → B", "ba": "B → A", "bb": "B → B"}
+)
+"""What each filter is called under a figure."""
+
+_SIDES: tuple[Side, Side] = get_args(Side)
 _SEGMENTS: Mapping[str, int] = MappingProxyType({"a": 0, "b": 1})
+
+
+def in_filter(segments: Sequence[int], which: PairFilter, side: Side) -> NDArray[np.bool_]:
+    """(N,) which tokens of one side, the queries or the keys, a filter lets through."""
+    if which == "all":
+        return np.ones(len(segments), dtype=bool)
+    wanted = _SEGMENTS[which[_SIDES.index(side)]]
+    return np.array([segment == wanted for segment in segments], dtype=bool)
 
 
 def filter_pair(
@@ -46,18 +61,15 @@ def filter_pair(
             f"filter_pair: weights must be (..., {length}, {length}) for {length} segments but is {weights.shape}; "
             "pass self-attention and the segments of its own tokens."
         )
-    if which == "all":
-        every = np.arange(length)
-        return weights, every, every
-    rows, columns = (_positions(segments, letter) for letter in which)
-    return weights[..., rows[:, None], columns], rows, columns
-
-
-def _positions(segments: Sequence[int], letter: str) -> NDArray[np.intp]:
-    positions = np.flatnonzero(np.asarray(segments) == _SEGMENTS[letter])
-    if not positions.size:
-        raise ValueError(
-            f"filter_pair: segments must hold a token of sentence {letter.upper()} but have none; "
-            "use the filter 'all' for a single sentence."
-        )
-    return positions
+    sides: list[NDArray[np.intp]] = []
+    for side in _SIDES:
+        positions = np.flatnonzero(in_filter(segments, which, side))
+        if length and not positions.size:
+            letter = which[_SIDES.index(side)].upper()
+            raise ValueError(
+                f"filter_pair: segments must hold a token of sentence {letter} but have none; "
+                "use the filter 'all' for a single sentence."
+            )
+        sides.append(positions)
+    rows, columns = sides
+    return (weights if which == "all" else weights[..., rows[:, None], columns]), rows, columns

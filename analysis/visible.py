@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from analysis.figure_data import (
     strongest_cutoff,
     weight_levels,
 )
+from analysis.pairs import PAIR_NAMES, Side, in_filter
 
 PICTURE_CELLS = 1024
 """Most cells along one side of a drawn matrix; larger ones are max-pooled for the picture, never for the data."""
@@ -40,17 +42,6 @@ LABEL_CHARACTERS = 16
 
 INPUT_CHARACTERS = 220
 """How much of the input text the caption repeats; the file's metadata hold all of it."""
-
-PAIR_FILTERS: Mapping[str, tuple[int, int] | None] = {
-    "all": None,
-    "aa": (0, 0),
-    "ab": (0, 1),
-    "ba": (1, 0),
-    "bb": (1, 1),
-}
-"""Segments (of the query, of the key) that each pair filter lets through."""
-
-PAIR_NAMES: Mapping[str, str] = {"aa": "A → A", "ab": "A → B", "ba": "B → A", "bb": "B → B"}
 
 
 @dataclass(frozen=True)
@@ -74,14 +65,12 @@ class Lines:
 
 def visible_tokens(view: HeadView) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which query and key tokens take part, (Q,) and (K,): special tokens and the pair filter decide."""
-    segments = PAIR_FILTERS[view.pair_filter]
     sides = []
-    for side, labels in enumerate((view.left, view.right)):
-        shown = np.ones(len(labels), dtype=bool)
+    parts: tuple[tuple[Side, tuple[TokenLabel, ...]], ...] = (("query", view.left), ("key", view.right))
+    for side, labels in parts:
+        shown = in_filter([label.segment for label in labels], view.pair_filter, side)
         if view.hide_special:
             shown &= ~np.array([label.special for label in labels], dtype=bool)
-        if segments is not None:
-            shown &= np.array([label.segment == segments[side] for label in labels], dtype=bool)
         sides.append(shown)
     return sides[0], sides[1]
 
@@ -293,7 +282,20 @@ def _head_view_words(view: HeadView) -> str:
         sentences.append("Special tokens hidden (weights not renormalised).")
     if view.direction == "rtl":
         sentences.append("Right-to-left text; tokens in the model's order.")
+    if view.groups is not None:
+        sentences.append(f"Heads share key and value heads (kv): {_groups_in_words(view.groups)}.")
     return " ".join(sentences)
+
+
+def _groups_in_words(groups: Sequence[int]) -> str:
+    """Which heads share which key-value head, such as "heads 0–3 kv 0, heads 4–7 kv 1"."""
+    runs = [(group, list(heads)) for group, heads in groupby(range(len(groups)), key=lambda head: groups[head])]
+    if len(runs) > 4 and len({len(heads) for _, heads in runs}) == 1:
+        return f"{len(runs)} for {len(groups)} heads, each for {len(runs[0][1])} in order"
+    return ", ".join(
+        f"head {heads[0]} kv {group}" if len(heads) == 1 else f"heads {heads[0]}–{heads[-1]} kv {group}"
+        for group, heads in runs
+    )
 
 
 def _model_view_words(view: ModelView) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,8 @@ FORWARD_SECONDS = 120.0
 
 TOKEN_LIMIT = 2048
 """Most tokens of a text that the pages show, whatever the model can take; the rest is cut and told."""
+
+DEVICE_VARIABLE = "ATTNSCOPE_DEVICE"
 
 _THREADS = 4
 """Most threads of one tensor operation, so that one user does not take every core."""
@@ -81,6 +84,11 @@ class SharedModel:
 
 
 # Models ------------------------------------------------------------------------------------------------------------
+
+
+def device_setting() -> str:
+    """Device of every model of this server, as its owner set it (``ATTNSCOPE_DEVICE``); ``auto`` where unset."""
+    return os.environ.get(DEVICE_VARIABLE, "").strip() or "auto"
 
 
 @st.cache_resource(show_spinner=False)
@@ -159,11 +167,18 @@ def shared_model(name: str, revision: str | None, _progress: Progress | None = N
     Raises:
         UnsupportedModelError, ModelUnavailableError: as ``analysis.models.load_model``, which opens no path here
             except folders that the server's owner opened.
+        ValueError: for a device setting that this machine does not have.
     """
     from analysis.models import load_model
 
     folder = folder_of(name)
-    model = load_model(folder or name, revision=revision, allow_local=folder is not None, progress=_progress)
+    model = load_model(
+        folder or name,
+        revision=revision,
+        device=device_setting(),
+        allow_local=folder is not None,
+        progress=_progress,
+    )
     return SharedModel((name, revision), model, threading.Lock())
 
 

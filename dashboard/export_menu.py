@@ -1,4 +1,4 @@
-"""The Export popover that every view has: pictures, an interactive page, numbers and settings of what is shown.
+"""The Export popover that every view has: pictures, an interactive page, numbers, settings and the link of what is shown.
 
 Files are built when they are asked for, on a thread of their own, and not kept here.
 """
@@ -6,7 +6,7 @@ Files are built when they are asked for, on a thread of their own, and not kept 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -23,6 +23,8 @@ from analysis.export import (
     safe_name,
 )
 from analysis.figure_data import Figure, Provenance
+from dashboard.components import page_link
+from dashboard.selection import LINK_TEXT_CHARACTERS
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
 """What the menu offers, in order."""
 
 
-def export_menu(figure: Figure, provenance: Provenance, *, key: str, name: str) -> None:
+def export_menu(
+    figure: Figure, provenance: Provenance, *, key: str, name: str, query: Mapping[str, str]
+) -> None:
     """Show the Export popover for what is on the screen.
 
     Args:
@@ -64,6 +68,7 @@ def export_menu(figure: Figure, provenance: Provenance, *, key: str, name: str) 
         provenance: written inside every file.
         key: of the popover; its buttons have ``<key>_<format>``.
         name: short name of the model for the files' names, such as "minilm".
+        query: parameters of the address that reopens the view (``dashboard.selection.to_query``).
     """
     problems: list[str] = []
     with st.popover("Export", icon=":material/download:", key=key, help="Save what this view shows"):
@@ -72,8 +77,8 @@ def export_menu(figure: Figure, provenance: Provenance, *, key: str, name: str) 
             with st.container(horizontal=True, gap="small"):
                 for entry in entries:
                     reason = export_problem(figure, entry.format)
-                    if reason is not None:
-                        problems.append(f"{entry.label}: {reason}")
+                    if reason is not None and reason not in problems:
+                        problems.append(reason)
                     st.download_button(
                         entry.label,
                         data=partial(file_bytes, figure, provenance, entry.format),
@@ -86,8 +91,21 @@ def export_menu(figure: Figure, provenance: Provenance, *, key: str, name: str) 
                         width=76,
                     )
         for problem in problems:
-            st.error(problem)
+            st.caption(problem[:1].upper() + problem[1:])
         st.caption("Model, input and settings are stored inside each file.")
+        st.caption("Link")
+        page_link(query, key=f"{key}_link")
+        st.caption(link_in_words(query))
+
+
+def link_in_words(query: Mapping[str, str]) -> str:
+    """What the link of a view holds, and that it cannot hold the input where it does not."""
+    if "sample" in query or "t" in query:
+        return "Holds model, input, view, layer and heads; not zoom, filters or colours."
+    return (
+        "Holds model, view, layer and heads, but not this input: a file, or a text of more than "
+        f"{LINK_TEXT_CHARACTERS} characters, stays here. The link opens on a sample."
+    )
 
 
 def export_problem(figure: Figure, format: str) -> str | None:

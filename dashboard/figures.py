@@ -173,7 +173,6 @@ def head_view_payload(
     view: HeadView,
     *,
     all_layers: Floats | None = None,
-    groups: Sequence[int] | None = None,
     title: str = "",
     merged: bool | None = None,
 ) -> bytes:
@@ -183,11 +182,10 @@ def head_view_payload(
         view: lines of one layer and the choices to start with.
         all_layers: (L, H, Q, K) weights of every layer for short input, so that a change of layer needs no answer
             from Python; without it the blob holds the layer of ``view`` alone and the component asks for others.
-        groups: key-value head of each query head (H,), for models that share them.
         title: heading in a stand-alone page.
         merged: whether subwords are merged into words; None where they cannot be (no switch is shown).
     Raises:
-        ValueError: if ``all_layers`` or ``groups`` do not fit the view.
+        ValueError: if ``all_layers`` or the view's groups do not fit it.
     """
     heads, queries, keys = view.weights.shape
     weights = view.weights[None] if all_layers is None else all_layers  # (present, H, Q, K)
@@ -196,7 +194,7 @@ def head_view_payload(
         raise ValueError(
             f"head_view_payload: all_layers must be {expected} but is {weights.shape}; pass every layer of the view."
         )
-    _check_groups(groups, heads, "head_view_payload")
+    _check_groups(view.groups, heads, "head_view_payload")
     header = {
         "kind": "head_view",
         "title": title,
@@ -204,7 +202,7 @@ def head_view_payload(
         "layers": view.layers,
         "present": [view.layer] if all_layers is None else list(range(view.layers)),
         "heads": heads,
-        "groups": None if groups is None else [int(group) for group in groups],
+        "groups": None if view.groups is None else [int(group) for group in view.groups],
         "direction": view.direction,
         "left": token_entries(view.left),
         "right": None if view.right == view.left else token_entries(view.right),

@@ -21,7 +21,7 @@ from dashboard.selection import bind, choose
 
 STYLE_FILE = Path(__file__).with_name("style.css")
 VIEW_HEIGHT = 650
-"""Height in pixels of the one large view, so that title, tools and view fit a 900-pixel window."""
+"""Height in pixels of what stands where there is no view; a view fills the window that it finds."""
 
 _PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
 
@@ -155,8 +155,7 @@ def views(
 def waiting_view(stage: str) -> None:
     """Room for a view whose model is still being loaded, in the view's final size, so nothing jumps."""
     st.html(
-        f'<div class="as-waiting" style="height:{VIEW_HEIGHT}px" role="status" aria-live="polite">'
-        f"<div>{escape(stage)}</div></div>"
+        f'<div class="as-waiting" role="status" aria-live="polite"><div>{escape(stage)}</div></div>'
     )
 
 

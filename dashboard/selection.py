@@ -26,7 +26,7 @@ TextView = Literal["head", "model", "matrix", "rollout"]
 ImageView = Literal["attention", "model", "rollout"]
 Part = Literal["encoder", "decoder", "cross"]
 Aggregation = Literal["head", "mean", "all"]
-PairFilter = Literal["all", "aa", "ab", "ba", "bb"]
+
 Fusion = Literal["mean", "max", "min"]
 Side = Literal["left", "right"]
 

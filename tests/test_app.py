@@ -18,13 +18,17 @@ from streamlit.testing.v1 import AppTest
 
 import tests.input_helpers as tiny
 from analysis.catalogue import BUNDLED, is_installed
+from analysis.export import export_figure
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
 from dashboard import cached, figures
 from dashboard.first_paint import read_example
+from dashboard.live import text_source
 from dashboard.model_root import VARIABLE
 from dashboard.provenance import VERSION
 from dashboard.selection import ModelChoice
+from dashboard.views import text_head
 from dashboard.warmup import LoadJob
+from tests.sample_figures import provenance
 from tests.tiny_models import BY_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,7 +117,7 @@ def test_the_first_page_is_painted_before_torch_is_imported():
 def test_the_example_is_what_the_models_really_say():
     from analysis.images import read_picture
     from analysis.samples import sample_picture_bytes
-    from dashboard.live import image_source, text_source
+    from dashboard.live import image_source
 
     opened()
     example = read_example()
@@ -430,6 +434,21 @@ def test_a_model_that_cannot_be_had_is_told_in_words_and_the_bundled_one_offered
     component(at, "head_view")
 
 
+def test_a_device_that_is_not_there_is_told_and_the_setting_named(model_folders, monkeypatch):
+    monkeypatch.setenv(cached.DEVICE_VARIABLE, "cuda:7")
+    at = opened()
+    at.selectbox(key="text_model").set_value("folder:elsewhere").run()
+    job = cached.loader().find("folder:elsewhere")
+    assert job is not None
+    assert job.wait(120)
+    at.run()
+    assert not at.exception
+    told = at.error[0].value.replace("\\", "")
+    assert "cuda:7" in told
+    assert "choose auto" in told
+    assert f"cuda:7 ({cached.DEVICE_VARIABLE})" in shown(opened("models"))
+
+
 def test_a_load_that_does_not_end_is_told_and_does_not_hold_the_page(monkeypatch):
     at = opened()
     stuck = LoadJob(("some-one/stuck", None), stage="loading weights", patience=0.0)
@@ -473,6 +492,7 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         tiny.byte_level(roberta=True),
         **tiny.BART,
     )
+    build(root / "elsewhere", "GPT2LMHeadModel", "GPT2Config", tiny.byte_level(), **tiny.GPT2)
     build(root / "silent", "BertModel", "BertConfig", None, **tiny.BERT)
     BY_NAME["Llama"].build(vocab_size=400).save_pretrained(root / "llama")
     tiny.byte_level().save_pretrained(root / "llama")
@@ -497,8 +517,14 @@ def test_a_causal_model_shows_its_decoder(model_folders):
 
 
 def test_shared_key_value_heads_are_marked(model_folders):
-    header, _ = component(folder_opened("text", "llama", v="1", t="hello world"), "head_view")
+    at = folder_opened("text", "llama", v="1", t="hello world")
+    header, _ = component(at, "head_view")
     assert header["groups"] == [0, 0, 1, 1]
+    choices = at.session_state["selection"].text
+    view = text_head.record(text_source(cached.traced_text("folder:llama", None, "hello world", None)), choices)
+    drawn = export_figure(view, provenance(), "svg").decode()
+    assert [f">kv {group}<" in drawn for group in range(3)] == [True, True, False]
+    assert "heads 0–1 kv 0, heads 2–3 kv 1" in drawn
 
 
 def test_an_encoder_decoder_offers_all_three_kinds(model_folders):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,7 @@ from analysis.visible import line_opacity, pinned_shares, short_label, visible_l
 
 HELD = "#dfe6f1"  # ground of the pinned token
 GAP = 3.1  # inches between the columns of a head view
+CHIP_PITCH = 0.28  # inches from one head's chip to the next
 COLUMN_NAMES: Mapping[str, tuple[str, str]] = {
     "encoder": ("Query", "Key"),
     "decoder": ("Query", "Key"),
@@ -85,8 +87,8 @@ def draw_head_view(view: HeadView, words: Words, fonts: Fonts) -> Sheet:
     room = [wide[side] + 0.22 * pair + (1.15 if side == lit else 0.0) for side in (0, 1)]
     content = sum(room) + GAP
     width = max(content + 2 * MARGIN, 6.6)
-    chips = max(1, int((width - 2 * MARGIN - 2.2) / 0.28))
-    legend = 0.24 * -(-view.weights.shape[0] // chips) + 0.34
+    chips = chip_places(view, width - 2 * MARGIN - 2.2)
+    legend = _chip_row(view) * (1 + max((line for _, line in chips), default=0)) + 0.34
     sheet = new_sheet(width, legend + row * longest, words, fonts)
     _draw_legend(sheet, view, chips)
     left = (width - content) / 2 + room[0]
@@ -226,11 +228,50 @@ def _lanes(view: HeadView, row: float) -> NDArray[np.float64]:
     return lanes
 
 
-def _draw_legend(sheet: Sheet, view: HeadView, chips: int) -> None:
+def chip_places(view: HeadView, room: float) -> list[tuple[float, int]]:
+    """Inches from the left, and the line, of each head's chip; heads of one key-value head stay on a line if they fit."""
+    places: list[tuple[float, int]] = []
+    x, line = 0.0, 0
+    for _, members in groupby(range(view.weights.shape[0]), key=lambda head: _group(view, head)):
+        heads = list(members)
+        if x > 0 and x + CHIP_PITCH * len(heads) > room + 1e-9 >= CHIP_PITCH * len(heads):
+            x, line = 0.0, line + 1
+        for _ in heads:
+            if x > 0 and x + CHIP_PITCH > room + 1e-9:
+                x, line = 0.0, line + 1
+            places.append((x, line))
+            x += CHIP_PITCH
+        x += 0.08 if view.groups is not None else 0.0
+    return places
+
+
+def _group(view: HeadView, head: int) -> int:
+    return head if view.groups is None else view.groups[head]
+
+
+def _chip_row(view: HeadView) -> float:
+    """Height of a line of chips, with room for brackets where heads share a key-value head."""
+    return 0.24 if view.groups is None else 0.4
+
+
+def _draw_groups(sheet: Sheet, view: HeadView, chips: Sequence[tuple[float, int]]) -> None:
+    """A bracket over the chips of heads that share a key-value head, with its number, as in the model view."""
+    runs = groupby(range(len(chips)), key=lambda head: (_group(view, head), chips[head][1]))
+    for (group, line), members in runs:
+        heads = list(members)
+        start, end = MARGIN + chips[heads[0]][0], MARGIN + chips[heads[-1]][0] + 0.24
+        y = TOP - 0.04 + _chip_row(view) * line + 0.1
+        sheet.segments(np.array([[[start, y], [end, y]]]), MUTED, line=0.8)
+        sheet.text((start + end) / 2, y - 0.075, f"kv {group}", size=TINY_SIZE, colour=MUTED, align="center")
+
+
+def _draw_legend(sheet: Sheet, view: HeadView, chips: Sequence[tuple[float, int]]) -> None:
     """A numbered chip for each head (filled when its lines are drawn) and what opacity means."""
     active = set(view.active)
-    for head in range(view.weights.shape[0]):
-        x, y = MARGIN + 0.28 * (head % chips), TOP - 0.04 + 0.24 * (head // chips)
+    if view.groups is not None:
+        _draw_groups(sheet, view, chips)
+    for head, (across, line) in enumerate(chips):
+        x, y = MARGIN + across, TOP - 0.04 + _chip_row(view) * (line + 1) - 0.24
         on, colour = head in active, HEAD_COLOURS[head % len(HEAD_COLOURS)]
         sheet.box(x, y, 0.24, 0.18, fill=colour if on else PAPER, edge=colour if on else FAINT, radius=0.035)
         ink = readable_ink(255 * rgb(colour)) if on else MUTED

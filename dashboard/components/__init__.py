@@ -11,6 +11,7 @@ from dashboard.components.map_views import (
     token_strip,
 )
 from dashboard.components.mount import ComponentFiles, component_files
+from dashboard.components.page_link import page_link
 from dashboard.components.text_views import (
     checked_head_view,
     checked_model_view,
@@ -25,6 +26,7 @@ __all__ = [
     "matrix_view",
     "patch_map",
     "token_strip",
+    "page_link",
     "head_view_state",
     "checked_head_view",
     "checked_model_view",

@@ -310,9 +310,14 @@ function mountView(views, View, { data, parentElement, setStateValue, setTrigger
   };
 }
 
-/** Height that the frame around a component gives it, or `fallback` where the frame grows with its content. */
+/**
+ * Most height that a component may take: what the window leaves it where the page says how much it needs itself
+ * (`--view-reserve`), else its frame's height, else `fallback` where the frame grows with its content.
+ */
 function frameHeight(parentElement, fallback) {
   const host = parentElement.host ?? parentElement;
+  const reserve = parseFloat(getComputedStyle(host).getPropertyValue("--view-reserve"));
+  if (reserve > 0) return clamp(window.innerHeight - reserve, 480, 1100);
   const height = host.clientHeight;
   return height >= 160 ? height : fallback;
 }

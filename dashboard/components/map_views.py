@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from dashboard.components.mount import Callback, mount, without_echo
+from dashboard.components.mount import Callback, Height, mount, without_echo
 from dashboard.components.text_views import is_index
 from dashboard.figures import read_header
 
@@ -17,14 +17,14 @@ SCALES = ("linear", "sqrt")
 
 
 def matrix_view(
-    payload: bytes, *, key: str, height: int = 560, on_change: Callback | None = None
+    payload: bytes, *, key: str, height: Height = "content", on_change: Callback | None = None
 ) -> dict[str, Any]:
     """One matrix of weights, queries down and keys across.
 
     Args:
         payload: of ``dashboard.figures.matrix_view_payload``.
         key: of the mount.
-        height: in pixels.
+        height: of its frame.
         on_change: called before the next run when the user zoomed, selected a cell or changed the scale.
     Returns:
         What the user chose inside the component: ``zoom`` [row start, row stop, column start, column stop] or None,
@@ -64,7 +64,7 @@ def checked_matrix_view(said: object, header: Mapping[str, Any]) -> dict[str, An
 
 
 def patch_map(
-    payload: bytes, *, key: str, height: int = 560, on_change: Callback | None = None
+    payload: bytes, *, key: str, height: Height = "content", on_change: Callback | None = None
 ) -> dict[str, Any]:
     """A picture with one map over it, or several side by side.
 

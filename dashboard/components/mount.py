@@ -19,6 +19,8 @@ from dashboard.figures import read_header, with_header
 COMPONENTS = Path(__file__).parent
 
 Callback = Callable[[], None]
+Height = int | Literal["content"]
+"""Pixels of a component's frame, or as much as the component takes: what the window leaves it (``--view-reserve``)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def mount(
     payload: bytes,
     *,
     key: str,
-    height: int | Literal["content"],
+    height: Height,
     callbacks: Mapping[str, Callback | None],
 ) -> Mapping[str, Any]:
     """Show a component and return what it has said, unchecked.
@@ -56,7 +58,7 @@ def mount(
         name: folder of the component.
         payload: blob of ``dashboard.figures.pack``.
         key: of the mount; with it the component keeps its state when the blob changes.
-        height: in pixels, or "content" for as much as the component needs.
+        height: of its frame.
         callbacks: for each state or trigger of the component, what to call when it changes.
     """
     return _renderer(name)(

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.visible import PAIR_FILTERS
-from dashboard.components.mount import Callback, mount, without_echo
+from analysis.pairs import PAIR_FILTERS
+from dashboard.components.mount import Callback, Height, mount, without_echo
 from dashboard.figures import read_header
 
 
 def head_view(
-    payload: bytes, *, key: str, height: int = 560, on_change: Callback | None = None
+    payload: bytes, *, key: str, height: Height = "content", on_change: Callback | None = None
 ) -> dict[str, Any]:
     """Lines between two columns of tokens, for the heads of one layer.
 
     Args:
         payload: of ``dashboard.figures.head_view_payload``.
         key: of the mount.
-        height: in pixels.
+        height: of its frame.
         on_change: called before the next run when the user changed something; read ``head_view_state`` there.
     Returns:
         What the user chose inside the component: ``layer``, ``heads``, ``pinned``, ``threshold``, ``filter``,
@@ -68,7 +68,7 @@ def checked_head_view(said: object, header: Mapping[str, Any]) -> dict[str, Any]
     threshold = said.get("threshold")
     if isinstance(threshold, int | float) and not isinstance(threshold, bool) and 0 <= threshold <= 1:
         state["threshold"] = float(threshold)
-    if said.get("filter") in tuple(PAIR_FILTERS):  # compared, not hashed: it may be a list
+    if said.get("filter") in PAIR_FILTERS:  # compared, not hashed: it may be a list
         state["filter"] = said["filter"]
     state.update(
         {name: said[name] for name in ("hide_special", "merge_words") if isinstance(said.get(name), bool)}
@@ -85,14 +85,14 @@ def _checked_pin(pinned: object, sizes: Mapping[str, int]) -> list[Any] | None:
 
 
 def model_view(
-    payload: bytes, *, key: str, height: int = 560, on_change: Callback | None = None
+    payload: bytes, *, key: str, height: Height = "content", on_change: Callback | None = None
 ) -> dict[str, Any]:
     """All layers and heads as thumbnails.
 
     Args:
         payload: of ``dashboard.figures.model_view_payload``.
         key: of the mount.
-        height: in pixels.
+        height: of its frame.
         on_change: called before the next run when a head was opened.
     Returns:
         ``open``: {``layer``, ``head``} in the one run after the user opened a head, else None; ``shared_scale``

@@ -12,7 +12,7 @@ import streamlit as st
 from analysis.figure_data import PatchMaps
 from dashboard import cached, figures
 from dashboard.components import patch_map, patch_map_state
-from dashboard.frame import VIEW_HEIGHT, choice, colour_choice, note
+from dashboard.frame import choice, colour_choice, note
 from dashboard.selection import ImageChoices, choose, focus_head
 from dashboard.sources import ImageSource, PatchRows
 
@@ -113,7 +113,7 @@ def draw(
 
     payload = cached.payload(source.key, chosen, build)
     header, _ = figures.read_header(payload)
-    patch_map(payload, key=key, height=VIEW_HEIGHT, on_change=partial(_said, header, key))
+    patch_map(payload, key=key, on_change=partial(_said, header, key))
 
 
 def _said(header: Mapping[str, Any], key: str) -> None:

@@ -11,7 +11,7 @@ import streamlit as st
 from analysis.figure_data import ModelView
 from dashboard import cached, figures
 from dashboard.components import checked_model_view, model_view
-from dashboard.frame import VIEW_HEIGHT, colour_choice, note
+from dashboard.frame import colour_choice, note
 from dashboard.selection import ImageChoices, choose, focus_head
 from dashboard.sources import THUMBNAIL_CELLS, ImageSource
 from dashboard.views.image_attention import removed_in_words, source_in_words
@@ -40,7 +40,7 @@ def show(source: ImageSource, choices: ImageChoices) -> ModelView:
     chosen = ("model", choices.patch, view.selected, view.shared_scale, view.colour_map)
     payload = cached.payload(source.key, chosen, build)
     header, _ = figures.read_header(payload)
-    model_view(payload, key=KEY, height=VIEW_HEIGHT, on_change=partial(_said, header))
+    model_view(payload, key=KEY, on_change=partial(_said, header))
     note(f"Each thumbnail is the picture's patches as {source_in_words(source, choices)} sees them.")
     note(removed_in_words(source, found.removed))
     return view

@@ -21,6 +21,7 @@ from dashboard.selection import (
     current,
     focus_head,
     take_notes,
+    to_query,
     write_link,
 )
 from dashboard.sidebar import picture_bytes
@@ -80,7 +81,13 @@ def workspace() -> None:
         figure = view.show(shown.source, fitted)
         with export_place:
             record = _provenance(shown, fitted)
-            export_menu(figure, record, key=f"image_{fitted.view}_export", name=choices.model.name)
+            export_menu(
+                figure,
+                record,
+                key=f"image_{fitted.view}_export",
+                name=choices.model.name,
+                query=to_query(current(), "image"),
+            )
         notes(shown.notes)
         write_link("image")
 

@@ -118,6 +118,7 @@ def program() -> None:
     heading("Program")
     rows = [(name, version) for name, version in software().items()]
     rows += [(f"Limit: {what}", value) for what, value in cached.budgets()]
+    rows.append(("Device of the models", f"{cached.device_setting()} ({cached.DEVICE_VARIABLE})"))
     small_table(("", ""), rows)
 
 

@@ -11,7 +11,7 @@ import streamlit as st
 from analysis.figure_data import Floats, HeadView
 from dashboard import cached, figures
 from dashboard.components import head_view, head_view_state
-from dashboard.frame import VIEW_HEIGHT, choice
+from dashboard.frame import choice
 from dashboard.selection import TextChoices, active_heads, choose, current
 from dashboard.sources import ALL_LAYERS_TOKENS, LINE_TOKENS, WORD_TOKENS, PartInfo, TextSource
 
@@ -53,12 +53,12 @@ def show(source: TextSource, choices: TextChoices) -> HeadView:
 
     def build() -> bytes:
         all_layers = _every_layer(source, choices, info, rows, columns) if short else None
-        return figures.head_view_payload(view, all_layers=all_layers, groups=info.groups, merged=mergeable)
+        return figures.head_view_payload(view, all_layers=all_layers, merged=mergeable)
 
     payload = cached.payload(source.key, ("head", *chosen, rows.start, columns.start, mergeable), build)
     header, _ = figures.read_header(payload)
     offsets = {"left": rows.start, "right": columns.start}
-    head_view(payload, key=KEY, height=VIEW_HEIGHT, on_change=partial(_said, header, offsets))
+    head_view(payload, key=KEY, on_change=partial(_said, header, offsets))
     return view
 
 
@@ -80,6 +80,7 @@ def record(source: TextSource, choices: TextChoices) -> HeadView:
         direction=source.direction,
         kind=choices.part,
         starts=(rows.start, columns.start),
+        groups=info.groups,
     )
 
 

@@ -11,7 +11,7 @@ import streamlit as st
 from analysis.figure_data import MatrixView
 from dashboard import cached, figures
 from dashboard.components import matrix_view, matrix_view_state
-from dashboard.frame import VIEW_HEIGHT, choice, colour_choice
+from dashboard.frame import choice, colour_choice
 from dashboard.selection import TextChoices, choose, focus_head
 from dashboard.sources import TextSource
 
@@ -84,7 +84,7 @@ def draw(source: TextSource, choices: TextChoices, view: MatrixView, *, key: str
     )
     payload = cached.payload(source.key, chosen, lambda: figures.matrix_view_payload(view))
     header, _ = figures.read_header(payload)
-    matrix_view(payload, key=key, height=VIEW_HEIGHT, on_change=partial(_said, header, key))
+    matrix_view(payload, key=key, on_change=partial(_said, header, key))
 
 
 def _said(header: Mapping[str, Any], key: str) -> None:

@@ -12,7 +12,7 @@ import streamlit as st
 from analysis.figure_data import ModelView
 from dashboard import cached, figures
 from dashboard.components import checked_model_view, model_view
-from dashboard.frame import VIEW_HEIGHT, colour_choice
+from dashboard.frame import colour_choice
 from dashboard.selection import TextChoices, choose, current, focus_head
 from dashboard.sources import TextSource
 
@@ -37,7 +37,7 @@ def show(source: TextSource, choices: TextChoices) -> ModelView:
     chosen = ("model", choices.part, view.selected, view.shared_scale, view.colour_map)
     payload = cached.payload(source.key, chosen, build)
     header, _ = figures.read_header(payload)
-    model_view(payload, key=KEY, height=VIEW_HEIGHT, on_change=partial(_said, header))
+    model_view(payload, key=KEY, on_change=partial(_said, header))
     return view
 
 

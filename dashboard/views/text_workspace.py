@@ -23,6 +23,7 @@ from dashboard.selection import (
     current,
     focus_head,
     take_notes,
+    to_query,
     write_link,
 )
 from dashboard.sources import WORD_TOKENS, TextSource
@@ -86,7 +87,13 @@ def workspace() -> None:
         if figure is not None:
             with export_place:
                 record = _provenance(shown, fitted)
-                export_menu(figure, record, key=f"text_{fitted.view}_export", name=choices.model.name)
+                export_menu(
+                    figure,
+                    record,
+                    key=f"text_{fitted.view}_export",
+                    name=choices.model.name,
+                    query=to_query(current(), "text"),
+                )
         notes(shown.notes)
         text_bertviz.show(shown.source, fitted)
         write_link("text")

@@ -5,7 +5,9 @@ const views = new WeakMap();
 
 const SMALLEST_CELL = 22;
 const LARGEST_CELL = 168;
-const ROOMY_CELL = 58; // a row is made this tall before the whole grid is squeezed into the frame
+const BESIDE = 330; // px that the named head's picture and figures need beside the grid
+const LOW_CELL = 40; // rows are squeezed down to this to fit the frame; below it they are roomy and scroll
+const ROOMY_CELL = 58;
 const PREVIEW = 216;
 const PART_NAMES = {
   encoder: "self-attention",
@@ -110,7 +112,6 @@ class ModelView {
       make("strong", "", { text: `${header.layers} ${header.layers === 1 ? "layer" : "layers"} × ${header.heads} ${header.heads === 1 ? "head" : "heads"}` }),
       ` ${what}, ${queries.toLocaleString("en-US")} × ${keys.toLocaleString("en-US")} tokens`,
     );
-    this.root.style.height = `${frameHeight(this.parentElement, 560)}px`;
     this.refresh();
   }
 
@@ -141,7 +142,10 @@ class ModelView {
 
   fit() {
     if (!this.header) return;
-    this.root.classList.toggle("heads-narrow", this.root.clientWidth < 760);
+    const narrow = this.root.clientWidth < 760;
+    this.root.classList.toggle("heads-narrow", narrow);
+    const frame = frameHeight(this.parentElement, 560);
+    this.root.style.height = `${frame}px`;
     const { layers, heads, groups } = this.header;
     const left = 34;
     const top = groups ? 36 : 20;
@@ -149,14 +153,17 @@ class ModelView {
     const [across, down] = [columns, rows].map((length) => length / Math.max(rows, columns)); // share of a square
     const wide = (this.stage.clientWidth - left - 6) / heads / across;
     const tall = (this.stage.clientHeight - top - 6) / layers / down;
-    const cell = Math.floor(clamp(Math.min(wide, Math.max(tall, ROOMY_CELL)), SMALLEST_CELL, LARGEST_CELL));
-    const key = `${cell}|${layers}|${heads}|${groups}|${rows}|${columns}`;
-    if (key === this.size) return;
-    this.size = key;
+    const cell = Math.floor(clamp(Math.min(wide, tall < LOW_CELL ? ROOMY_CELL : tall), SMALLEST_CELL, LARGEST_CELL));
     this.gap = cell > 40 ? 4 : cell > 28 ? 3 : 2;
     this.side = cell - this.gap; // of the longer side of a thumbnail
     this.wide = Math.max(Math.round(this.side * across), 8) + this.gap;
     this.tall = Math.max(Math.round(this.side * down), 8) + this.gap;
+    const needed = Math.max(top + this.tall * layers + 6, narrow ? 0 : BESIDE);
+    const spare = this.stage.clientHeight - needed;
+    if (spare > 0) this.root.style.height = `${frame - spare}px`;
+    const key = `${cell}|${layers}|${heads}|${groups}|${rows}|${columns}`;
+    if (key === this.size) return;
+    this.size = key;
     this.sheet.style.gridTemplateColumns = `${left}px ${this.wide * heads}px`;
     this.sheet.style.gridTemplateRows = `${top}px ${this.tall * layers}px`;
     this.labelSides();

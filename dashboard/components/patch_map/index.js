@@ -9,6 +9,7 @@ const SMALLEST_BOX = 76; // px a panel keeps for its title, however thin the pic
 const SMOOTH_SIDE = 420; // most pixels along a side of an interpolated map
 const SIDE_WIDTH = 232;
 const SIDE_GAP = 18;
+const BESIDE = 330; // px of height that the list beside a single panel needs
 const LISTED = 6; // strongest patches beside a single panel
 const views = new WeakMap();
 
@@ -152,7 +153,8 @@ class PatchMap {
 
   layOut() {
     if (!this.header || !this.root.isConnected || this.root.clientWidth === 0) return;
-    this.root.style.height = `${frameHeight(this.parent, 560)}px`;
+    const frame = frameHeight(this.parent, 560);
+    this.root.style.height = `${frame}px`;
     this.side.hidden = this.maps.length > 1 || this.root.clientWidth < 640;
     this.side.style.width = `${SIDE_WIDTH}px`;
     this.settle();
@@ -163,6 +165,9 @@ class PatchMap {
     this.size = panelSize(this.maps.length, width, height, pictureWidth / pictureHeight);
     this.stage.style.gridTemplateColumns = `repeat(${this.size.across}, ${this.size.box}px)`;
     this.stage.classList.toggle("is-scrolling", this.size.scrolls);
+    const down = Math.ceil(this.maps.length / this.size.across);
+    const needed = Math.max(down * (this.size.height + HEAD + GAP) - GAP, this.side.hidden ? 0 : BESIDE);
+    if (needed < height) this.root.style.height = `${frame - (height - needed)}px`;
     for (const panel of this.panels) this.drawPicture(panel);
     this.drawOverlays();
     this.drawMarks();

@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.pairs import PairFilter
+
 Floats = NDArray[np.floating]
 
 HEAD_COLOURS: tuple[str, ...] = (

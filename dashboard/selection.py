@@ -19,6 +19,7 @@ import streamlit as st
 
 from analysis.catalogue import BUNDLED
 from analysis.figure_data import ColourMapName
+from analysis.pairs import PairFilter
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
 
 Page = Literal["text", "image", "models"]
@@ -26,7 +27,6 @@ TextView = Literal["head", "model", "matrix", "rollout"]
 ImageView = Literal["attention", "model", "rollout"]
 Part = Literal["encoder", "decoder", "cross"]
 Aggregation = Literal["head", "mean", "all"]
-
 Fusion = Literal["mean", "max", "min"]
 Side = Literal["left", "right"]
 

@@ -121,7 +121,7 @@ def _matrix_rows(view: MatrixView) -> int:
 
 _ROW_COUNTS: Mapping[type, Callable[[Any], int]] = {
     HeadView: lambda view: LINE_CAP,
-    ModelView: lambda view: int(view.thumbnails.size),
+    ModelView: lambda view: sum(math.prod(shape) for shape in view.layer_shapes),
     MatrixView: _matrix_rows,
     TokenScores: lambda view: int(view.scores.size),
     PatchMaps: lambda view: int(view.maps.size),
@@ -256,6 +256,8 @@ def _write_npz(figure: Figure, provenance: Provenance) -> bytes:
         )  # (n, 3)
     if isinstance(figure, PatchMaps):
         arrays["titles"] = _strings(figure.titles)
+    if isinstance(figure, ModelView) and figure.shapes is not None:
+        arrays["shapes"] = np.array(figure.shapes, dtype=np.int64)  # (L, 3)
     arrays["provenance"] = np.array(document_text(figure, provenance))
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
@@ -296,12 +298,12 @@ def _matrix_view_rows(view: MatrixView, provenance: Provenance) -> Iterator[str]
 
 
 def _model_view_rows(view: ModelView, provenance: Provenance) -> Iterator[str]:
-    yield "layer,head,query_bin,key_bin,weight"
-    layers, heads, rows, columns = view.thumbnails.shape
-    cells = [f"{row},{column}" for row in range(rows) for column in range(columns)]
-    for layer in range(layers):
+    places = "query_bin,key_bin" if view.cells == "tokens" else "patch_row_bin,patch_column_bin"
+    yield f"layer,head,{places},weight"
+    for layer, (heads, rows, columns) in enumerate(view.layer_shapes):
+        cells = [f"{row},{column}" for row in range(rows) for column in range(columns)]
         for head in range(heads):
-            weights = _numbers(view.thumbnails[layer, head])
+            weights = _numbers(view.thumbnails[layer, head, :rows, :columns])
             for cell, weight in zip(cells, weights, strict=True):
                 yield f"{layer},{head},{cell},{weight}"
 

@@ -93,10 +93,13 @@ class ModelView:
     """All heads as thumbnails.
 
     Attributes:
-        thumbnails: (L, H, b, b) maps (max-pooled above b tokens), rows are queries.
+        thumbnails: (L, H, b, b) maps (max-pooled above b tokens), rows are queries; or the patches of a picture.
         selected: (layer, head) or None.
         shared_scale: one colour scale for all thumbnails (else each has its own maximum).
         groups: key-value head of each query head (H,), or None when every head has its own.
+        cells: what a cell is: a query and a key token, or a patch of the picture that one place attends to.
+        shapes: (heads, rows, columns) of each layer, where they differ: a layer fills that part of its array, from
+            the start on, and the rest is NaN; None where all layers are alike (see ``thumbnail``).
     """
 
     thumbnails: Floats
@@ -105,6 +108,19 @@ class ModelView:
     colour_map: ColourMapName = "viridis"
     groups: tuple[int, ...] | None = None
     kind: Literal["encoder", "decoder", "cross"] = "encoder"
+    cells: Literal["tokens", "patches"] = "tokens"
+    shapes: tuple[tuple[int, int, int], ...] | None = None
+
+    @property
+    def layer_shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """(heads, rows, columns) of each layer."""
+        layers, heads, rows, columns = self.thumbnails.shape
+        return self.shapes or ((heads, rows, columns),) * layers
+
+    def thumbnail(self, layer: int, head: int) -> Floats | None:
+        """(rows, columns) of one head; None where the layer has no such head."""
+        heads, rows, columns = self.layer_shapes[layer]
+        return self.thumbnails[layer, head, :rows, :columns] if head < heads else None
 
 
 @dataclass(frozen=True)

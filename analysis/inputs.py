@@ -20,6 +20,8 @@ from torch import Tensor
 from analysis import resizing
 from analysis.decoder_input import Target, decoder_target
 from analysis.figure_data import TokenLabel
+from analysis.hf.families import pads_to_whole_patches
+from analysis.hf.windows import windowed_layers
 from analysis.images import Picture
 from analysis.models import LoadedModel
 from analysis.token_labels import Labelled, Span, label_tokens, text_direction
@@ -32,6 +34,9 @@ SHORTER_SIDE = 224
 MOST_PATCHES, MOST_PATCHES_ASKED = 1024, 4096
 """Most patches of a picture by default, and when ``side`` is given."""
 
+MOST_PATCHES_IN_WINDOWS = 32_768
+"""The same for models that attend inside windows, whose cost grows with the patches and not with their square."""
+
 # Families without absolute positions, or that count them from the mask or from the padding index by themselves.
 _POSITIONS_FROM_MASK = frozenset(
     {"t5", "mt5", "umt5", "longt5", "bloom", "opt", "roberta", "xlm-roberta", "camembert"}
@@ -40,12 +45,12 @@ _POSITIONS_FROM_MASK = frozenset(
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """Patches of a picture.
+    """Patches of a picture, as a model first cuts it or as a later layer holds them.
 
     Attributes:
         rows, columns: how many there are down and across.
         patch: side of a patch in pixels.
-        height, width: of the picture that they cover.
+        height, width: of the picture that they cover, in pixels; after merges of an odd number they reach beyond it.
         prefix_tokens: positions before the first patch (CLS, distillation, registers).
     """
 
@@ -307,7 +312,9 @@ def encode_image(model: LoadedModel, picture: Picture, *, side: int | None = Non
     any_size = model.flexible_image_size and not takes(model.module, "interpolate_pos_encoding")
     if side is not None or any_size:
         _check_position_table(model)
-        seen, made = _in_own_shape(picture.pixels, preparation, model.patch_size, side)
+        most = MOST_PATCHES if side is None else MOST_PATCHES_ASKED
+        most = MOST_PATCHES_IN_WINDOWS if windowed_layers(model.module) else most
+        seen, made = _in_own_shape(picture.pixels, preparation, model.patch_size, side, most_patches=most)
         values = resizing.normalised(seen, preparation)
     else:
         seen, values, made = _in_trained_size(model, picture.pixels, preparation)
@@ -316,7 +323,7 @@ def encode_image(model: LoadedModel, picture: Picture, *, side: int | None = Non
     tensors = {"pixel_values": torch.from_numpy(values)[None].to(model.device, dtype)}
     if seen.shape[:2] != model.image_size and takes(model.module, "interpolate_pos_encoding"):
         tensors["interpolate_pos_encoding"] = torch.tensor(True)
-    covered = np.ascontiguousarray(seen[: grid.height, : grid.width])
+    covered = _covered(seen, grid, preparation)
     covered.flags.writeable = False
     source = f"{picture.name or 'picture'} (SHA-256 {picture.sha256})"
     positions = grid.prefix_tokens + grid.rows * grid.columns
@@ -376,13 +383,17 @@ def _preparation(model: LoadedModel) -> tuple[resizing.Preparation, list[str]]:
 
 
 def _in_own_shape(
-    pixels: NDArray[np.uint8], preparation: resizing.Preparation, patch: int, side: int | None
+    pixels: NDArray[np.uint8],
+    preparation: resizing.Preparation,
+    patch: int,
+    side: int | None,
+    *,
+    most_patches: int,
 ) -> tuple[NDArray[np.uint8], list[str]]:
     """The picture in whole patches, its shape kept."""
-    most = MOST_PATCHES if side is None else MOST_PATCHES_ASKED
     wished = max(SHORTER_SIDE // patch, 1) * patch if side is None else side
     before = (pixels.shape[0], pixels.shape[1])
-    size, notes = resizing.patch_aligned_size(before, patch, side=wished, most_patches=most)
+    size, notes = resizing.patch_aligned_size(before, patch, side=wished, most_patches=most_patches)
     return resizing.resized(pixels, size, preparation.resample), notes
 
 
@@ -413,7 +424,8 @@ def _grid(seen: NDArray[np.uint8], model: LoadedModel) -> tuple[PatchGrid, list[
     patch = model.patch_size
     assert patch is not None  # checked at entry
     height, width = seen.shape[:2]
-    rows, columns = height // patch, width // patch
+    pads = pads_to_whole_patches(model.module)
+    rows, columns = (-(-length // patch) if pads else length // patch for length in (height, width))
     if not rows or not columns:
         raise ValueError(
             f"encode_image: a picture of {width} × {height} pixels holds no whole patch of {patch} pixels for "
@@ -423,10 +435,26 @@ def _grid(seen: NDArray[np.uint8], model: LoadedModel) -> tuple[PatchGrid, list[
     lost = (width - grid.width, height - grid.height)
     if lost == (0, 0):
         return grid, []
+    if pads:
+        return grid, [
+            f"{width} × {height} pixels are no whole number of {patch}-pixel patches: the model adds {-lost[0]} "
+            f"columns and {-lost[1]} rows of its mean colour at the right and lower edge."
+        ]
     return grid, [
         f"{width} × {height} pixels are no whole number of {patch}-pixel patches: the model does not see the last "
         f"{lost[0]} columns and {lost[1]} rows of pixels."
     ]
+
+
+def _covered(
+    seen: NDArray[np.uint8], grid: PatchGrid, preparation: resizing.Preparation
+) -> NDArray[np.uint8]:
+    """The part of a picture that its patches cover; what a model adds at the edges is zero, its mean colour."""
+    zeros = np.zeros((3, grid.height, grid.width), dtype=np.float32)
+    covered = resizing.denormalised(zeros, preparation)
+    height, width = min(grid.height, seen.shape[0]), min(grid.width, seen.shape[1])
+    covered[:height, :width] = seen[:height, :width]
+    return covered
 
 
 def _digest(source: str, tensors: Mapping[str, Tensor]) -> str:

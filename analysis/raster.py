@@ -48,18 +48,35 @@ def enlarged(pixels: Pixels, side: int) -> Pixels:
     return np.repeat(np.repeat(pixels, times, axis=0), times, axis=1)
 
 
-def mosaic(view: ModelView, lookup: Pixels, *, gap: int) -> Pixels:
-    """All thumbnails of a model view in one picture: layers down, heads across, ``gap`` white pixels between."""
-    layers, heads, rows, columns = view.thumbnails.shape
+def mosaic(view: ModelView, lookup: Pixels, *, gap: int, times: int = 1) -> Pixels:
+    """All thumbnails of a model view in one picture: layers down, heads across, ``gap`` white pixels between.
+
+    Cells are squares of ``times`` pixels, and so is a unit of the gap; a thumbnail of fewer cells than the largest
+    has squares as large as fit into the same place.
+    """
+    layers, heads = view.thumbnails.shape[:2]
+    rows, columns = (length * times for length in view.thumbnails.shape[2:])
+    gap *= times
     highest = thumbnail_limits(view)
     canvas = np.full((layers * (rows + gap) - gap, heads * (columns + gap) - gap, 3), 255, dtype=np.uint8)
     for layer in range(layers):
         for head in range(heads):
+            cells = view.thumbnail(layer, head)
+            if cells is None:
+                continue
             top, left = layer * (rows + gap), head * (columns + gap)
-            limits = (0.0, float(highest[layer, head]))
-            tile = coloured(view.thumbnails[layer, head], limits, lookup)
-            canvas[top : top + rows, left : left + columns] = tile
+            tile = coloured(cells, (0.0, float(highest[layer, head])), lookup)
+            place = fitting(cells.shape, (rows, columns))
+            tile = resized(tile.astype(np.float32), place, smooth=False).astype(np.uint8)
+            top, left = top + (rows - place[0]) // 2, left + (columns - place[1]) // 2
+            canvas[top : top + place[0], left : left + place[1]] = tile
     return canvas
+
+
+def fitting(shape: tuple[int, ...], box: tuple[int, int]) -> tuple[int, int]:
+    """The largest (rows, columns) of square cells that stay inside a box, in its pixels."""
+    side = min(box[0] / shape[0], box[1] / shape[1])
+    return max(1, round(shape[0] * side)), max(1, round(shape[1] * side))
 
 
 def overlay(

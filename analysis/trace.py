@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from analysis.hf.attention import capture
+from analysis.hf.windows import window_sizes_kept
 from attn_core.maps import AttentionMap
 
 if TYPE_CHECKING:
-    from analysis.inputs import Inputs
+    from analysis.hf.windows import Grid
+    from analysis.inputs import Inputs, PatchGrid
     from analysis.models import LoadedModel
 
 Kind = Literal["encoder", "decoder", "cross"]
@@ -30,6 +32,8 @@ class Trace:
         encoder, decoder, cross: one map a layer; empty where the model has none.
         fallback: weights came from ``output_attentions``.
         notes: what a reader must know.
+        grids: of a picture, the patches of each encoder layer, which differ where a model merges patches between
+            layers; None for a layer that is no map over the picture's patches. () for text.
     """
 
     inputs: Inputs
@@ -40,6 +44,7 @@ class Trace:
     cross: tuple[AttentionMap, ...]
     fallback: bool
     notes: tuple[str, ...]
+    grids: tuple[PatchGrid | None, ...] = ()
 
     def maps(self, kind: Kind) -> tuple[AttentionMap, ...]:
         """The maps of one kind, layers in order."""
@@ -63,7 +68,9 @@ def trace(model: LoadedModel, inputs: Inputs) -> Trace:
     tensors = {name: tensor.to(model.device) for name, tensor in inputs.tensors.items()}
     with torch.no_grad(), capture(model.module) as captured:
         output = model.module(**tensors)
-    item = captured.item(0) if _is_single(captured.encoder + captured.decoder) else captured
+    single = _is_single(captured.encoder + captured.decoder)
+    item = captured.item(0) if single else captured
+    unplaced = () if single or captured.grids else (_UNPLACED,)
     return Trace(
         inputs=inputs,
         logits=_first(output, "logits"),
@@ -72,8 +79,51 @@ def trace(model: LoadedModel, inputs: Inputs) -> Trace:
         decoder=item.decoder,
         cross=item.cross,
         fallback=captured.fallback,
-        notes=captured.notes,
+        notes=(*item.notes, *unplaced),
+        grids=_grids(item.encoder, captured.grids, inputs.grid),
     )
+
+
+_UNPLACED = (
+    "The model attends inside parts of its input, and where these lie could not be seen: each layer holds one map "
+    "a part."
+)
+
+
+def _grids(
+    maps: tuple[AttentionMap, ...], own: tuple[Grid | None, ...], picture: PatchGrid | None
+) -> tuple[PatchGrid | None, ...]:
+    """The patches of each encoder layer."""
+    if picture is None:
+        return ()
+    size = picture.prefix_tokens + picture.rows * picture.columns
+    own = own or (None,) * len(maps)
+    finest = next((grid for grid in own if grid is not None), None)
+    found: list[PatchGrid | None] = []
+    for layer, grid in zip(maps, own, strict=True):
+        if grid is not None and finest == (picture.rows, picture.columns):
+            found.append(_merged(picture, grid))
+        else:
+            whole = grid is None and layer.batch == 1 and (layer.queries, layer.keys) == (size, size)
+            found.append(picture if whole else None)
+    return tuple(found)
+
+
+def _merged(picture: PatchGrid, grid: Grid) -> PatchGrid | None:
+    """The patches of a layer after merges that halve the grid, an odd row or column being padded first (Swin)."""
+    for halvings in range(16):
+        times = 2**halvings
+        if (-(-picture.rows // times), -(-picture.columns // times)) == grid:
+            patch = picture.patch * times
+            return replace(
+                picture,
+                rows=grid[0],
+                columns=grid[1],
+                patch=patch,
+                height=grid[0] * patch,
+                width=grid[1] * patch,
+            )
+    return None
 
 
 def _is_single(maps: tuple[AttentionMap, ...]) -> bool:
@@ -93,7 +143,7 @@ def parity(model: LoadedModel, inputs: Inputs) -> dict[str, float]:
         output name → largest absolute difference, for every floating-point tensor that the model returns.
     """
     tensors = {name: tensor.to(model.device) for name, tensor in inputs.tensors.items()}
-    with torch.no_grad():
+    with torch.no_grad(), window_sizes_kept(model.module):
         plain = model.module(**tensors)
         with capture(model.module):
             captured = model.module(**tensors)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -134,6 +134,27 @@ def score_limits(view: TokenScores) -> tuple[float, float]:
         return view.limits
     finite = view.scores[np.isfinite(view.scores)]
     return float(finite.min(initial=0.0)), _maximum(view.scores)
+
+
+def ordinary_limits(values: NDArray[Any], keys: Sequence[TokenLabel]) -> tuple[float, float] | None:
+    """Colour limits that special tokens do not stretch: 0 to the largest value of an ordinary key.
+
+    Args:
+        values: (..., K), not negative; a rollout gives most of each row to the special tokens.
+        keys: K labels.
+    Returns:
+        None where there is nothing to leave out, or nothing left.
+    """
+    special = np.array([label.special for label in keys], dtype=bool)
+    ordinary = values[..., ~special]
+    if not special.any() or not (ordinary > 0).any():
+        return None
+    return 0.0, _maximum(ordinary)
+
+
+def above_scale(values: NDArray[Any], limits: tuple[float, float]) -> NDArray[np.bool_]:
+    """Which values lie above the end of their colour scale and so have its last colour."""
+    return np.asarray(values, dtype=np.float32) > np.float32(limits[1])
 
 
 def thumbnail_limits(view: ModelView) -> NDArray[np.float64]:
@@ -289,7 +310,9 @@ def _head_view_words(view: HeadView) -> str:
 
 def _groups_in_words(groups: Sequence[int]) -> str:
     """Which heads share which key-value head, such as "heads 0–3 kv 0, heads 4–7 kv 1"."""
-    runs = [(group, list(heads)) for group, heads in groupby(range(len(groups)), key=lambda head: groups[head])]
+    runs = [
+        (group, list(heads)) for group, heads in groupby(range(len(groups)), key=lambda head: groups[head])
+    ]
     if len(runs) > 4 and len({len(heads) for _, heads in runs}) == 1:
         return f"{len(runs)} for {len(groups)} heads, each for {len(runs[0][1])} in order"
     return ", ".join(
@@ -299,12 +322,21 @@ def _groups_in_words(groups: Sequence[int]) -> str:
 
 
 def _model_view_words(view: ModelView) -> str:
-    layers, heads, rows, columns = view.thumbnails.shape
     scale = "one colour scale for all" if view.shared_scale else "each scaled to its own maximum"
-    words = f"{layers} layers × {heads} heads, {rows} × {columns} cells each, {scale}."
+    shapes = view.layer_shapes
+    heads = spread(heads for heads, _, _ in shapes)
+    sizes = list(dict.fromkeys(f"{rows} × {columns}" for _, rows, columns in shapes))
+    cells = f"{sizes[0]} cells each" if len(sizes) == 1 else f"{', '.join(sizes)} cells"
+    words = f"{len(shapes)} layers × {heads} heads, {cells}, {scale}."
     if view.selected is not None:
         words += f" Marked: layer {view.selected[0]}, head {view.selected[1]}."
     return words
+
+
+def spread(numbers: Iterable[int]) -> str:
+    """ "12", or "3 to 24" where they differ."""
+    found = set(numbers)
+    return str(min(found)) if len(found) == 1 else f"{min(found)} to {max(found)}"
 
 
 def _matrix_view_words(view: MatrixView) -> str:
@@ -321,6 +353,10 @@ def _matrix_view_words(view: MatrixView) -> str:
         sentences.append(
             f"The picture shows the maximum of each block ({PICTURE_CELLS} cells a side at most)."
         )
+    above = above_scale(view.weights, matrix_limits(view))
+    if above.any():
+        cells = f"{int(above.sum()):,} cell{'s lie' if above.sum() > 1 else ' lies'}"
+        sentences.append(f"{cells} above the colour scale, which ends at {matrix_limits(view)[1]:.3g}.")
     if view.selected is not None:
         row, column = view.selected
         sentences.append(
@@ -336,9 +372,28 @@ def _token_scores_words(view: TokenScores) -> str:
         words += " Colour by the square root of the value."
     if view.source is not None:
         words += f" Row of token {view.source} “{short_label(view.tokens[view.source].text)}” (outlined)."
+    if above_scale(view.scores, score_limits(view)).any():
+        words += f" {above_in_words(view)}"
     if view.direction == "rtl":
         words += " Right-to-left text; tokens in the model's order."
     return words
+
+
+def above_in_words(view: TokenScores) -> str:
+    """Which tokens lie above the end of the colour scale, and how much of the row is theirs."""
+    limit = score_limits(view)[1]
+    above = np.flatnonzero(above_scale(view.scores, (0.0, limit)))
+    strongest = above[np.argsort(-view.scores[above], kind="stable")][:3]
+    labels = (short_label(view.tokens[index].text) for index in strongest)
+    named = ", ".join(
+        f"“{label}” {float(view.scores[index]):.3g}" for label, index in zip(labels, strongest, strict=True)
+    )
+    more = ", …" if len(above) > len(strongest) else ""
+    count = f"{len(above)} token{'s lie' if len(above) > 1 else ' lies'}"
+    return (
+        f"{count} above the colour scale, which ends at {limit:.3g}: {named}{more}; "
+        f"together {float(view.scores[above].sum()):.3g}."
+    )
 
 
 def _patch_maps_words(view: PatchMaps) -> str:
@@ -380,7 +435,7 @@ def _short_revision(revision: str) -> str:
 
 def _counted(value: str, *, one: str, many: str) -> str:
     """``5`` as "head 5", ``1, 4`` as "heads 1, 4", ``all 12`` as "all 12 heads"; other words stay as they are."""
-    if value == "all" or re.fullmatch(r"all \d+", value):
+    if value == "all" or re.fullmatch(r"all \d+( to \d+)?", value):
         return f"{value} {many}"
     if not value[:1].isdigit():
         return value

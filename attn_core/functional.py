@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attn_core.bias import Bias, dense_bias
 from attn_core.checks import check_query_key_value
 from attn_core.masks import MaskRule
 
@@ -111,7 +112,7 @@ def attention(
     value: Tensor,
     *,
     rule: MaskRule | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -122,7 +123,8 @@ def attention(
         query: (B, H, Q, D).
         key, value: (B, G, K, D) and (B, G, K, E); G divides H (grouped-query attention).
         rule: which pairs may attend; None = all.
-        bias: added to the scores after scaling and soft cap; broadcasts to (B, H, Q, K).
+        bias: added to the scores after scaling and soft cap; broadcasts to (B, H, Q, K), or its
+            table (``attn_core.bias``).
         scale: factor of Q Kᵀ; None = 1/√D.
         softcap: bends scores to ±softcap.
         sinks: (H,) extra score per head without a value.
@@ -138,7 +140,7 @@ def attention(
         at_least_float32(key),
         scale=resolve_scale(scale, query.shape[3]),
         softcap=softcap,
-        bias=bias,
+        bias=dense_bias(bias),
     )
     allowed = None
     if rule is not None:

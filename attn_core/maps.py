@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from attn_core.bias import Bias, bias_block, select_bias
 from attn_core.checks import check_index, check_ndim
 from attn_core.errors import MemoryBudgetError
-from attn_core.flash.tiled import bias_block, strip_rows
+from attn_core.flash.tiled import strip_rows
 from attn_core.functional import attention_scores
 from attn_core.masks import MaskRule
+
+Piece = tuple[Tensor, Tensor, Tensor]
+"""(r,) queries, (c,) keys, and the (H, r, c) weights between them."""
 
 MEMORY_BUDGET = 256 * 2**20
 """Bytes that one n × n answer may take unless the caller says otherwise."""
@@ -164,31 +168,37 @@ class AttentionMap(ABC):
         return torch.cat([f.values for f in found], dim=-2), torch.cat([f.indices for f in found], dim=-2)
 
     def statistics(self) -> HeadStatistics:
-        """What each head does, in one pass over strips of queries."""
+        """What each head does, in one pass over pieces of the map."""
         self._check_single("statistics")
-        sums: dict[str, Tensor] = {}
+        names = [entry.name for entry in fields(HeadStatistics) if entry.name != "received"]
+        sums = {name: torch.zeros(self.heads) for name in names}
         received = torch.zeros(self.heads, self.keys)
         used = torch.zeros(self.heads)
-        columns = torch.arange(self.keys)
-        for strip in self._strips():
-            weights = self.block(None, strip, slice(0, self.keys)).to("cpu", torch.float32)  # (H, r, K)
-            rows = torch.arange(strip.start, strip.stop) + (self.keys - self.queries)
-            offset = columns[None, :] - rows[:, None]  # (r, K)
+        for rows, columns, piece in self._pieces():
+            weights = piece.to("cpu", torch.float32)  # (H, r, c)
+            offset = columns[None, :] - (rows[:, None] + (self.keys - self.queries))  # (r, c)
             parts = {
                 "entropy": torch.special.entr(weights).sum(-1).sum(-1),
                 "max_weight": weights.amax(-1).sum(-1),
                 "self_mass": (weights * (offset == 0)).sum((-1, -2)),
                 "previous_mass": (weights * (offset == -1)).sum((-1, -2)),
                 "next_mass": (weights * (offset == 1)).sum((-1, -2)),
-                "first_mass": weights[..., 0].sum(-1),
+                "first_mass": weights[..., columns == 0].sum((-1, -2)),
                 "mean_distance": (weights * offset.abs()).sum((-1, -2)),
             }
-            sums = {name: sums.get(name, 0) + part for name, part in parts.items()}
-            received += weights.sum(-2)
+            sums = {name: sums[name] + part for name, part in parts.items()}
+            received[:, columns] += weights.sum(-2)
             used += (weights.sum(-1) > 0).sum(-1)
         return HeadStatistics(
             **{name: total / used.clamp(min=1) for name, total in sums.items()}, received=received
         )
+
+    def _pieces(self) -> Iterator[Piece]:
+        """The map in pieces, every query in one of them with all the keys that it may see."""
+        columns = torch.arange(self.keys)
+        for strip in self._strips():
+            rows = torch.arange(strip.start, strip.stop)
+            yield rows, columns, self.block(None, strip, slice(0, self.keys))
 
     def _strips(self) -> Iterator[slice]:
         step = strip_rows(self.heads, self.keys)
@@ -268,7 +278,7 @@ class FactoredMap(AttentionMap):
     lse: Tensor
     scale: float
     rule: MaskRule = field(default_factory=MaskRule)
-    bias: Tensor | None = None
+    bias: Bias | None = None
     softcap: float | None = None
     row_valid: Tensor | None = None
 
@@ -294,24 +304,23 @@ class FactoredMap(AttentionMap):
             lse=self.lse[index : index + 1][:, :, rows],
             scale=self.scale,
             rule=self.rule.select(index, rows, columns, queries=self.queries, keys=self.keys),
-            bias=_select_bias(self.bias, index, rows, columns),
+            bias=select_bias(self.bias, index, rows, columns),
             softcap=self.softcap,
         )
 
     def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
-        query, key, lse, bias = self.query, self.key, self.lse, self.bias
+        query, key, lse = self.query, self.key, self.lse
         if head is not None:
             group = head // (self.heads // self.kv_heads)
             query, lse = query[:, head : head + 1], lse[:, head : head + 1]
             key = key[:, group : group + 1]
-            bias = bias if bias is None or bias.shape[-3] == 1 else bias[..., head : head + 1, :, :]
         lse = lse[:, :, rows]
         scores = attention_scores(
             query[:, :, rows].to(lse.dtype),
             key[:, :, columns].to(lse.dtype),
             scale=self.scale,
             softcap=self.softcap,
-            bias=bias_block(bias, rows, columns),
+            bias=bias_block(self.bias, rows, columns, head=head),
         )
         lse = torch.where(torch.isneginf(lse), torch.zeros_like(lse), lse)
         weights = torch.exp(scores - lse[..., None])
@@ -360,12 +369,3 @@ def _bounded(part: slice, size: int) -> slice:
 
 def _kept(valid: Tensor | None, index: int, size: int) -> Tensor:
     return torch.arange(size) if valid is None else valid[index % valid.shape[0]].nonzero()[:, 0]
-
-
-def _select_bias(bias: Tensor | None, index: int, rows: Tensor, columns: Tensor) -> Tensor | None:
-    if bias is None:
-        return None
-    bias = bias if bias.ndim == 4 else bias.view((1,) * (4 - bias.ndim) + bias.shape)
-    bias = bias[index : index + 1] if bias.shape[0] > 1 else bias
-    bias = bias[:, :, rows] if bias.shape[2] > 1 else bias
-    return bias[:, :, :, columns] if bias.shape[3] > 1 else bias

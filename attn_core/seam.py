@@ -6,6 +6,7 @@ threads, and each thread sees its own recording alone.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,9 +14,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from attn_core.bias import Bias, RelativeBias, TableBias
 from attn_core.flash import flash_attention
 from attn_core.functional import resolve_scale
-from attn_core.maps import FactoredMap
+from attn_core.maps import AttentionMap, FactoredMap
 from attn_core.masks import MaskRule
 
 
@@ -29,14 +31,35 @@ class Recorded:
     """
 
     module: nn.Module
-    map: FactoredMap
+    map: AttentionMap
 
 
 @dataclass
 class Recording:
-    """Calls in the order in which they came."""
+    """Calls in the order in which they came.
+
+    Attributes:
+        tables: bias tensors that were looked at, by identity, with the table that each was made from, if it was. A
+            model may share one tensor between its layers; none is kept alive here.
+    """
 
     calls: list[Recorded] = field(default_factory=list)
+    tables: dict[int, tuple[weakref.ref[Tensor], TableBias | None]] = field(default_factory=dict)
+
+    def smallest(self, bias: Bias | None) -> Bias | None:
+        """What to keep of a bias: its table where it has one, else the bias itself."""
+        if not isinstance(bias, Tensor):
+            return None if bias is None else bias.detach()
+        known = self.tables.get(id(bias))
+        if known is None or known[0]() is not bias:
+            known = self.note(bias, RelativeBias.recognised(bias.detach()))
+        return bias.detach() if known[1] is None else known[1]
+
+    def note(self, bias: Tensor, table: TableBias | None) -> tuple[weakref.ref[Tensor], TableBias | None]:
+        """Keep in mind which table a bias tensor was made from."""
+        entry = weakref.ref(bias), table
+        self.tables[id(bias)] = entry
+        return entry
 
 
 _recording: ContextVar[Recording | None] = ContextVar("attn_core_recording", default=None)
@@ -57,6 +80,30 @@ def recording() -> Iterator[Recording]:
         _recording.reset(token)
 
 
+def bias_made_from(bias: Tensor, table: TableBias) -> None:
+    """Say that a bias tensor, which a layer is about to be given, holds exactly the numbers of a table.
+
+    In an open recording the table is kept in the tensor's place. Without one nothing happens.
+    """
+    record = _recording.get()
+    if record is not None:
+        record.note(bias, table.detach())
+
+
+def known_table(bias: Tensor) -> TableBias | None:
+    """The table that ``bias_made_from`` named in the open recording; None without either."""
+    record = _recording.get()
+    known = None if record is None else record.tables.get(id(bias))
+    return known[1] if known is not None and known[0]() is bias else None
+
+
+def record_map(module: nn.Module, attention: AttentionMap) -> None:
+    """Record attention that is no softmax of query · key, such as additive attention, when a recording is open."""
+    record = _recording.get()
+    if record is not None:
+        record.calls.append(Recorded(module, attention))
+
+
 def model_attention(
     module: nn.Module,
     query: Tensor,
@@ -64,7 +111,7 @@ def model_attention(
     value: Tensor,
     *,
     rule: MaskRule | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -73,7 +120,8 @@ def model_attention(
 
     Args:
         module: the layer that calls; it is only noted, never changed.
-        query, key, value, rule, bias, scale, softcap, sinks: as in ``attn_core.flash.flash_attention``.
+        query, key, value, rule, bias, scale, softcap, sinks: as in ``attn_core.flash.flash_attention``. Of a
+            bias that depends on key − query alone the table is recorded, also where it comes as a tensor.
     Returns:
         context (B, H, Q, E).
     """
@@ -88,7 +136,7 @@ def model_attention(
             lse=output.lse.detach(),
             scale=resolve_scale(scale, query.shape[3]),
             rule=rule or MaskRule(),
-            bias=None if bias is None else bias.detach(),
+            bias=record.smallest(bias),
             softcap=softcap,
         )
         record.calls.append(Recorded(module, factored))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.figure_data import TokenScores
-from analysis.visible import score_limits, short_label, visible_text
+from analysis.visible import above_scale, score_limits, short_label, visible_text
 from dashboard.colour_maps import colour_table
 
 if TYPE_CHECKING:
@@ -32,24 +32,33 @@ SCALE_STEPS = 32
 """Colours that Plotly gets of a colour map; it interpolates between them."""
 
 
-def token_scores_chart(view: TokenScores, *, height: int = 260) -> go.Figure:
-    """Bars of token scores, coloured as the text above them is.
+BEYOND_ROOM = 1.1
+"""Height of the axis, in units of the scale, where bars are cut at its end and their values stand above them."""
+
+
+def token_scores_chart(view: TokenScores, *, labelled: int = LABELLED_BARS) -> go.Figure:
+    """Bars of token scores, coloured as the text above them is, as high as their frame.
+
+    Bars above the end of the colour scale are cut there, hatched, and named with their value.
 
     Args:
         view: one score a token; the source token's bar is outlined.
-        height: in pixels.
+        labelled: most bars that are named with their token.
     """
     import plotly.graph_objects as go  # here: the first page is painted without it
 
     names = [_literal(short_label(token.text)) for token in view.tokens]
     full = [_literal(visible_text(token.text)) for token in view.tokens]
     places = list(range(len(names)))
+    exact = np.asarray(view.scores, dtype=np.float64)
+    limits = score_limits(view)
+    beyond = above_scale(view.scores, limits)
     bars = go.Bar(
         x=places,
-        y=np.asarray(view.scores, dtype=np.float64),
-        customdata=np.array([full, names], dtype=object).T,
-        marker=_marker(view),
-        hovertemplate="token %{x} “%{customdata[0]}”<br><b>%{y:.6~g}</b><extra></extra>",
+        y=np.where(beyond, limits[1], exact),
+        customdata=np.array([full, names, exact], dtype=object).T,
+        marker=_marker(view, beyond),
+        hovertemplate="token %{x} “%{customdata[0]}”<br><b>%{customdata[2]:.6~g}</b><extra></extra>",
     )
     figure = go.Figure(bars)
     axis: dict[str, Any] = {
@@ -58,7 +67,7 @@ def token_scores_chart(view: TokenScores, *, height: int = 260) -> go.Figure:
         "automargin": True,
         "range": [-0.6, len(names) - 0.4] if view.direction == "ltr" else [len(names) - 0.4, -0.6],
     }
-    if len(names) <= LABELLED_BARS:
+    if len(names) <= labelled:
         axis |= {
             "tickmode": "array",
             "tickvals": places,
@@ -69,7 +78,6 @@ def token_scores_chart(view: TokenScores, *, height: int = 260) -> go.Figure:
         axis |= {"title": {"text": "token"}}
     line = "rgba(127, 134, 143, 0.28)"
     figure.update_layout(
-        height=height,
         margin={"l": 8, "r": 8, "t": 30, "b": 8},
         modebar={"bgcolor": "rgba(0, 0, 0, 0)", "color": CHART_TEXT},
         paper_bgcolor="rgba(0, 0, 0, 0)",
@@ -83,13 +91,20 @@ def token_scores_chart(view: TokenScores, *, height: int = 260) -> go.Figure:
             "gridcolor": line,
             "zerolinecolor": line,
             "automargin": True,
-        },
+        }
+        | ({"range": [min(limits[0], 0.0), limits[1] * BEYOND_ROOM]} if beyond.any() else {}),
         dragmode="zoom",
     )
+    for place in np.flatnonzero(beyond).tolist() if beyond.sum() <= labelled else []:
+        inward = "left" if (place < len(names) / 2) == (view.direction == "ltr") else "right"
+        text = f"{exact[place]:.3g} ↑"
+        figure.add_annotation(
+            x=place, y=limits[1], text=text, showarrow=False, xanchor=inward, yanchor="bottom", yshift=2
+        )
     return figure
 
 
-def _marker(view: TokenScores) -> dict[str, Any]:
+def _marker(view: TokenScores, beyond: NDArray[np.bool_]) -> dict[str, Any]:
     """Colours of the bars on the scale of the record, with its scale bar."""
     low, high = score_limits(view)
     shares = np.clip((np.asarray(view.scores, dtype=np.float64) - low) / ((high - low) or 1.0), 0.0, 1.0)
@@ -104,11 +119,15 @@ def _marker(view: TokenScores) -> dict[str, Any]:
         "cmax": 1.0,
         "colorscale": _plotly_scale(colour_table(view.colour_map)),
         "line": {"color": CHART_TEXT, "width": widths},
+        "pattern": {"shape": ["/" if above else "" for above in beyond.tolist()], "fillmode": "overlay"},
         "colorbar": {
             "thickness": 10,
             "outlinewidth": 0,
             "tickvals": ticks,
-            "ticktext": [f"{value:.3g}" for value in values],
+            "ticktext": [
+                *(f"{value:.3g}" for value in values[:-1]),
+                f"{'≥ ' if beyond.any() else ''}{values[-1]:.3g}",
+            ],
         },
         "showscale": True,
     }

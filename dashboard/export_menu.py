@@ -1,4 +1,4 @@
-"""The Export popover that every view has: pictures, an interactive page, numbers, settings and the link of what is shown.
+"""The Export popover that every view has: pictures, an interactive page, numbers, settings and link of what is shown.
 
 Files are built when they are asked for, on a thread of their own, and not kept here.
 """
@@ -22,9 +22,12 @@ from analysis.export import (
     refusal,
     safe_name,
 )
-from analysis.figure_data import Figure, Provenance
+from analysis.figure_data import Figure, Floats, HeadView, Provenance
 from dashboard.components import page_link
 from dashboard.selection import LINK_TEXT_CHARACTERS
+from dashboard.sources import ALL_LAYERS_TOKENS
+
+EveryLayer = Callable[[], Floats]
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,18 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
 """What the menu offers, in order."""
 
 
+PAGE_BYTES = 75_000
+"""Size of an HTML file of a head view without its weights."""
+
+
 def export_menu(
-    figure: Figure, provenance: Provenance, *, key: str, name: str, query: Mapping[str, str]
+    figure: Figure,
+    provenance: Provenance,
+    *,
+    key: str,
+    name: str,
+    query: Mapping[str, str],
+    every_layer: EveryLayer | None = None,
 ) -> None:
     """Show the Export popover for what is on the screen.
 
@@ -69,6 +82,8 @@ def export_menu(
         key: of the popover; its buttons have ``<key>_<format>``.
         name: short name of the model for the files' names, such as "minilm".
         query: parameters of the address that reopens the view (``dashboard.selection.to_query``).
+        every_layer: gives (L, H, Q, K) weights of every layer of a head view for its HTML file; None for the layer
+            of the figure alone.
     """
     problems: list[str] = []
     with st.popover("Export", icon=":material/download:", key=key, help="Save what this view shows"):
@@ -81,7 +96,7 @@ def export_menu(
                         problems.append(reason)
                     st.download_button(
                         entry.label,
-                        data=partial(file_bytes, figure, provenance, entry.format),
+                        data=partial(file_bytes, figure, provenance, entry.format, every_layer),
                         file_name=file_name(figure, provenance, entry.format, name=name),
                         mime=MEDIA_TYPES[entry.format],
                         key=f"{key}_{entry.format}",
@@ -90,12 +105,22 @@ def export_menu(
                         disabled=reason is not None,
                         width=76,
                     )
+            if section == "Interactive" and isinstance(figure, HeadView) and figure.layers > 1:
+                st.caption(layers_in_words(figure, whole=every_layer is not None))
         for problem in problems:
             st.caption(problem[:1].upper() + problem[1:])
         st.caption("Model, input and settings are stored inside each file.")
         st.caption("Link")
         page_link(query, key=f"{key}_link")
         st.caption(link_in_words(query))
+
+
+def layers_in_words(view: HeadView, *, whole: bool) -> str:
+    """Which layers the HTML file of a head view holds, and how large it is."""
+    if not whole:
+        return f"HTML holds layer {view.layer} alone; up to {ALL_LAYERS_TOKENS} tokens, all layers go in."
+    size = PAGE_BYTES + view.layers * view.weights.size * 4 / 3  # a byte a weight, as base64
+    return f"HTML holds all {view.layers} layers to step through, {size / 1e6:.1f} MB."
 
 
 def link_in_words(query: Mapping[str, str]) -> str:
@@ -115,27 +140,18 @@ def export_problem(figure: Figure, format: str) -> str | None:
     return refusal(figure, format)
 
 
-def file_bytes(figure: Figure, provenance: Provenance, format: str) -> bytes:
-    """The file's content."""
-    return _MAKERS.get(format, _from_analysis)(figure, provenance, format)
+def file_bytes(
+    figure: Figure, provenance: Provenance, format: str, every_layer: EveryLayer | None = None
+) -> bytes:
+    """The file's content; ``every_layer`` goes into an HTML file alone."""
+    if format == "html":
+        from dashboard.standalone import figure_html  # reads components' sources: the first paint need not
+
+        return figure_html(figure, provenance, all_layers=every_layer() if every_layer else None)
+    return export_figure(figure, provenance, cast(ExportFormat, format))
 
 
 def file_name(figure: Figure, provenance: Provenance, format: str, *, name: str) -> str:
     """A name that tells what is inside, such as ``attnscope_minilm_head-view_L3_H5.png``."""
     stem = figure_name(figure, provenance, model=safe_name(name).removeprefix("attnscope").lstrip("-_"))
     return f"attnscope_{stem}.{format}"
-
-
-def _from_analysis(figure: Figure, provenance: Provenance, format: str) -> bytes:
-    return export_figure(figure, provenance, cast(ExportFormat, format))
-
-
-def _page(figure: Figure, provenance: Provenance, format: str) -> bytes:
-    from dashboard.standalone import (
-        figure_html,
-    )  # reads the components' sources, which the first paint need not
-
-    return figure_html(figure, provenance)
-
-
-_MAKERS: dict[str, Callable[[Figure, Provenance, str], bytes]] = {"html": _page}

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +31,9 @@ from analysis.figure_data import (
     weight_levels,
 )
 from analysis.visible import (
+    above_scale,
     matrix_limits,
+    matrix_window,
     patch_limits,
     score_limits,
     short_label,
@@ -229,7 +231,7 @@ def model_view_payload(
     *,
     entropy: Floats | None = None,
     maximum: Floats | None = None,
-    tokens: tuple[int, int] | None = None,
+    tokens: tuple[int, int] | Sequence[tuple[int, int]] | None = None,
     title: str = "",
 ) -> bytes:
     """What the ``model_view`` component draws.
@@ -238,12 +240,22 @@ def model_view_payload(
         view: the thumbnails (at most ``THUMBNAIL_CELLS`` cells a side) and the choices to start with.
         entropy: (L, H) mean entropy of each head's rows in nats, told when the pointer is on it.
         maximum: (L, H) largest weight of each head; that of the thumbnails when None.
-        tokens: number of queries and keys that the thumbnails stand for; the thumbnails' own size when None.
+        tokens: number of queries and keys that the thumbnails stand for, of all layers or of each; the thumbnails'
+            own size when None.
         title: heading in a stand-alone page.
     Raises:
         ValueError: if an array does not fit the thumbnails, or these are too large.
     """
     layers, heads, rows, columns = view.thumbnails.shape
+    if len(view.layer_shapes) != layers or any(
+        size > most
+        for shape in view.layer_shapes
+        for size, most in zip(shape, view.thumbnails.shape[1:], strict=True)
+    ):
+        raise ValueError(
+            f"model_view_payload: shapes must be (heads, rows, columns) within {view.thumbnails.shape[1:]} for each "
+            f"of {layers} layers but are {view.layer_shapes}; pass those of the thumbnails."
+        )
     if max(rows, columns) > THUMBNAIL_CELLS:
         raise ValueError(
             f"model_view_payload: thumbnails must have at most {THUMBNAIL_CELLS} cells a side but are "
@@ -255,15 +267,18 @@ def model_view_payload(
                 f"model_view_payload: {name} must be {(layers, heads)} but is {values.shape}; pass one value a head."
             )
     _check_groups(view.groups, heads, "model_view_payload")
+    filled = view.thumbnails if view.shapes is None else np.nan_to_num(view.thumbnails)
     if maximum is None:
-        maximum = view.thumbnails.reshape(layers, heads, -1).max(axis=-1, initial=0.0)
+        maximum = filled.reshape(layers, heads, -1).max(axis=-1, initial=0.0)
     header = {
         "kind": "model_view",
         "title": title,
         "attention": view.kind,
         "layers": layers,
         "heads": heads,
-        "tokens": list(tokens or (rows, columns)),
+        "tokens": [list(size) for size in _sizes(view, tokens)],
+        "cells": view.cells,
+        "shapes": [list(shape) for shape in view.layer_shapes],
         "groups": None if view.groups is None else [int(group) for group in view.groups],
         "colour_map": view.colour_map,
         "shared_limit": float(thumbnail_limits(replace(view, shared_scale=True)).max(initial=0.0)) or 1.0,
@@ -273,7 +288,7 @@ def model_view_payload(
         },
     }
     arrays: dict[str, NDArray[Any]] = {
-        "weights": weight_levels(view.thumbnails),
+        "weights": weight_levels(filled),
         "maximum": np.asarray(maximum, dtype=np.float32),
         "limits": thumbnail_limits(replace(view, shared_scale=False)).astype(np.float32),
         "lut": colour_table(view.colour_map),
@@ -281,6 +296,17 @@ def model_view_payload(
     if entropy is not None:
         arrays["entropy"] = np.asarray(entropy, dtype=np.float32)
     return pack(header, arrays)
+
+
+def _sizes(
+    view: ModelView, tokens: tuple[int, int] | Sequence[tuple[int, int]] | None
+) -> list[tuple[int, int]]:
+    """Queries and keys that the thumbnails of each layer stand for."""
+    if not tokens:
+        return [(rows, columns) for _, rows, columns in view.layer_shapes]
+    first = tokens[0]
+    every = [tokens] * len(view.thumbnails) if isinstance(first, int) else tokens
+    return [(queries, keys) for queries, keys in every]  # type: ignore[misc]
 
 
 def _check_groups(groups: Sequence[int] | None, heads: int, function: str) -> None:
@@ -303,6 +329,9 @@ POOLED_CELLS = 512
 EXACT_CELLS = 512 * 512
 """Matrices with at most this many cells travel as float32, so that the browser tells exact values."""
 
+ROUNDING = 1e-5
+"""How far a weight may lie above 1 from rounding alone."""
+
 LABELLED_TOKENS = 8192
 """Axes with more tokens than this are numbered instead."""
 
@@ -319,7 +348,9 @@ def matrix_view_payload(
     """What the ``matrix_view`` component draws.
 
     Up to ``WHOLE_TOKENS`` a side every weight is sent: exact up to ``EXACT_CELLS``, as levels above it. A larger
-    matrix is pooled to the largest weight of each ``factor`` × ``factor`` block, and the view says so.
+    matrix is pooled to the largest weight of each ``factor`` × ``factor`` block, and the view says so. Where the
+    whole is quantised or pooled, the zoomed part comes along exactly, or pooled less where it is large itself: a zoom
+    in the browser is told to Python, and the next blob holds that part.
 
     Args:
         view: the matrix and the choices to start with.
@@ -332,7 +363,7 @@ def matrix_view_payload(
     queries, keys = view.weights.shape
     factor = 1 if max(queries, keys) <= WHOLE_TOKENS else -(-max(queries, keys) // POOLED_CELLS)
     weights = np.asarray(_pooled(view.weights, factor), dtype=np.float32)
-    in_range = bool(np.all((weights >= 0) & (weights <= 1)))  # False for NaN
+    in_range = bool(np.all((weights >= 0) & (weights <= 1 + ROUNDING)))  # False for NaN
     same = view.columns == view.rows and queries == keys
     header = {
         "kind": "matrix_view",
@@ -344,6 +375,7 @@ def matrix_view_payload(
         "columns": None if same else _labels(view.columns),
         "input": input_digest(view.rows, view.columns),
         "limits": [float(limit) for limit in matrix_limits(view)],
+        "over": bool(above_scale(weights, matrix_limits(view)).any()),
         "unit": view.unit,
         "colour_map": view.colour_map,
         "state": {
@@ -353,8 +385,36 @@ def matrix_view_payload(
         },
     }
     exact = weights.size <= EXACT_CELLS or not in_range
-    body = weights if exact else weight_levels(weights)
-    return pack(header, {"weights": body, "lut": colour_table(view.colour_map)})
+    arrays = {"weights": weights if exact else weight_levels(weights), "lut": colour_table(view.colour_map)}
+    part = None if factor == 1 and exact else _zoomed_part(view, factor)
+    header["part"] = None if part is None else {"factor": part.factor, "start": list(part.start)}
+    return pack(header, arrays if part is None else {**arrays, "part": part.weights})
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A rectangle of a matrix, pooled by ``factor``; ``start`` is its first row and column, in pooled cells."""
+
+    weights: Floats
+    factor: int
+    start: tuple[int, int]
+
+
+def _zoomed_part(view: MatrixView, factor: int) -> _Part | None:
+    """The zoomed part, exact up to ``EXACT_CELLS``; None without a zoom, or if it would be as coarse as the whole."""
+    if view.zoom is None:
+        return None
+    rows, columns = matrix_window(view)
+    sides = rows.stop - rows.start, columns.stop - columns.start
+    finer = 1 if sides[0] * sides[1] <= EXACT_CELLS else -(-max(sides) // POOLED_CELLS)
+    if finer > 1 and finer >= factor:
+        return None
+    start = rows.start // finer, columns.start // finer
+    window = (
+        slice(start[0] * finer, -(-rows.stop // finer) * finer),
+        slice(start[1] * finer, -(-columns.stop // finer) * finer),
+    )
+    return _Part(np.asarray(_pooled(view.weights[window], finer), dtype=np.float32), finer, start)
 
 
 def token_strip_payload(view: TokenScores, *, scale: ColourScale | None = None) -> bytes:
@@ -376,6 +436,7 @@ def token_strip_payload(view: TokenScores, *, scale: ColourScale | None = None) 
         "tokens": token_entries(view.tokens),
         "input": input_digest(view.tokens),
         "limits": [float(limit) for limit in score_limits(view)],
+        "over": bool(above_scale(view.scores, score_limits(view)).any()),
         "unit": view.unit,
         "direction": view.direction,
         "colour_map": view.colour_map,
@@ -386,13 +447,19 @@ def token_strip_payload(view: TokenScores, *, scale: ColourScale | None = None) 
 
 
 def patch_map_payload(
-    view: PatchMaps, *, has_cls: bool = True, source: str | None = None, note: str = ""
+    view: PatchMaps,
+    *,
+    has_cls: bool = True,
+    back: str | None = None,
+    source: str | None = None,
+    note: str = "",
 ) -> bytes:
     """What the ``patch_map`` component draws.
 
     Args:
         view: the maps over the picture and the choices to start with.
-        has_cls: whether CLS can be chosen instead of a patch.
+        has_cls: whether the model has a CLS token.
+        back: what can be chosen instead of a patch, in a word or two; CLS, or nothing without one, when None.
         source: whose attention is shown while no patch is marked, shown after "From"; "CLS" or "the whole picture"
             when None.
         note: what the reader must know, such as the share of the row that fell on CLS; shown beside the scale.
@@ -417,6 +484,7 @@ def patch_map_payload(
         "colour_map": view.colour_map,
         "selected": None if view.selected is None else int(view.selected),
         "has_cls": has_cls,
+        "back": ("CLS" if has_cls else "") if back is None else back,
         "source": source or ("CLS" if has_cls else "the whole picture"),
         "note": note,
         "state": {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from analysis.figure_data import Floats, TokenLabel
 from dashboard.selection import Fusion, ImageChoices, Part, TextChoices
-from dashboard.sources import HeadNumbers, PartInfo, PatchRows
+from dashboard.sources import HeadNumbers, LayerGrid, PartInfo, PatchRows
 
 EXAMPLE_FILE = Path(__file__).with_name("example.npz")
 
@@ -93,16 +93,21 @@ class ExampleImage:
     rollout_removed: Floats  # ()
     key: str = "example:image"
     live: bool = False
+    windowed: bool = False
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        return self.maps.shape[2], self.maps.shape[3]
+    def grids(self) -> tuple[LayerGrid, ...]:
+        """The patches of each layer."""
+        return (LayerGrid(*self.maps.shape[2:]),) * self.layers
 
     @property
-    def heads(self) -> int:
-        """Heads of a layer."""
-        return self.maps.shape[1]
+    def heads(self) -> tuple[int, ...]:
+        """Heads of each layer."""
+        return (self.maps.shape[1],) * self.layers
+
+    def picture_of(self, layer: int) -> NDArray[np.uint8]:
+        """The picture, which the patches of every layer cover."""
+        return self.picture
 
     def answers(self, choices: ImageChoices) -> bool:
         """Whether the file holds what these choices ask for."""
@@ -115,9 +120,9 @@ class ExampleImage:
         """(H, rows, columns) attention of CLS."""
         return PatchRows(self.maps[layer], self.removed[layer])
 
-    def all_rows(self, patch: tuple[int, int] | None) -> PatchRows:
-        """(L, H, rows, columns) attention of CLS."""
-        return PatchRows(self.maps, self.removed)
+    def all_rows(self, patch: tuple[int, int] | None) -> tuple[PatchRows, ...]:
+        """(H, rows, columns) attention of CLS in each layer."""
+        return tuple(self.rows(layer, patch) for layer in range(self.layers))
 
     def rollout(
         self, patch: tuple[int, int] | None, *, fusion: Fusion, discard_ratio: float, last_layer: int

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from analysis.figure_data import Floats
 from dashboard import cached
 from dashboard.selection import Fusion, Part
-from dashboard.sources import THUMBNAIL_CELLS, HeadNumbers, PartInfo, PatchRows
+from dashboard.sources import THUMBNAIL_CELLS, HeadNumbers, LayerGrid, PartInfo, PatchRows
 
 if TYPE_CHECKING:
     from attn_core.maps import AttentionMap
@@ -121,8 +121,10 @@ class LiveImage:
     key: str
     maps: Sequence[AttentionMap]
     picture: NDArray[np.uint8]
-    grid: tuple[int, int]
+    grids: tuple[LayerGrid, ...]
     prefix_tokens: int
+    patch: int
+    windowed: bool = False
     live: bool = True
 
     @property
@@ -131,62 +133,86 @@ class LiveImage:
         return len(self.maps)
 
     @property
-    def heads(self) -> int:
-        """Heads of a layer."""
-        return self.maps[0].heads
+    def heads(self) -> tuple[int, ...]:
+        """Heads of each layer."""
+        return tuple(layer.heads for layer in self.maps)
+
+    def picture_of(self, layer: int) -> NDArray[np.uint8]:
+        """What the patches of a layer cover: the picture, and grey where merged patches reach beyond it."""
+        grid, (height, width) = self.grids[layer], self.picture.shape[:2]
+        side = grid.stride * self.patch
+        covered = grid.rows * side, grid.columns * side
+        if covered == (height, width):
+            return self.picture
+        return np.pad(
+            self.picture,
+            ((0, covered[0] - height), (0, covered[1] - width), (0, 0)),
+            constant_values=BEYOND_PICTURE,
+        )
 
     def rows(self, layer: int, patch: tuple[int, int] | None) -> PatchRows:
         """(H, rows, columns) attention of CLS, of a patch, or the mean over all queries of a model without CLS."""
-        row = self._row(layer, patch)
-        return self._on_patches(row)
+        query = self._query(layer, patch)
+        if query is None:
+            row = cached.mean_row(self.key, "encoder", layer, _map=self.maps[layer])
+        else:
+            row = cached.map_row(self.key, "encoder", layer, query, _map=self.maps[layer])
+        return self._on_patches(layer, row)
 
-    def all_rows(self, patch: tuple[int, int] | None) -> PatchRows:
-        """(L, H, rows, columns) the same for every layer."""
-        return self._on_patches(np.stack([self._row(layer, patch) for layer in range(self.layers)]))
+    def all_rows(self, patch: tuple[int, int] | None) -> tuple[PatchRows, ...]:
+        """The same for every layer."""
+        return tuple(self.rows(layer, patch) for layer in range(self.layers))
 
     def rollout(
         self, patch: tuple[int, int] | None, *, fusion: Fusion, discard_ratio: float, last_layer: int
     ) -> PatchRows:
-        """(rows, columns) rollout of CLS, of a patch, or its mean row."""
+        """(rows, columns) rollout of CLS, of a patch, or its mean row; of layers that share one grid alone."""
         whole = cached.rolled_out(self.key, "encoder", fusion, discard_ratio, last_layer, _maps=self.maps)
-        query = self._query(patch)
-        return self._on_patches(whole.mean(axis=0) if query is None else whole[query])
+        query = self._query(last_layer, patch)
+        return self._on_patches(last_layer, whole.mean(axis=0) if query is None else whole[query])
 
-    def _query(self, patch: tuple[int, int] | None) -> int | None:
+    def _query(self, layer: int, patch: tuple[int, int] | None) -> int | None:
         if patch is not None:
-            return self.prefix_tokens + patch[0] * self.grid[1] + patch[1]
+            row, column = self.grids[layer].cell(patch)
+            return self.prefix_tokens + row * self.grids[layer].columns + column
         return 0 if self.prefix_tokens else None
 
-    def _row(self, layer: int, patch: tuple[int, int] | None) -> Floats:
-        query = self._query(patch)
-        if query is None:
-            return cached.mean_row(self.key, "encoder", layer, _map=self.maps[layer])
-        return cached.map_row(self.key, "encoder", layer, query, _map=self.maps[layer])
+    def _on_patches(self, layer: int, rows: Floats) -> PatchRows:
+        grid, patches = self.grids[layer], rows[..., self.prefix_tokens :]
+        removed = rows[..., : self.prefix_tokens].sum(axis=-1)
+        if self.windowed:  # what is missing of a row fell on padding
+            removed = np.clip(1.0 - rows.sum(axis=-1), 0.0, 1.0) + removed
+        return PatchRows(patches.reshape(*rows.shape[:-1], grid.rows, grid.columns), removed)
 
-    def _on_patches(self, rows: Floats) -> PatchRows:
-        patches = rows[..., self.prefix_tokens :]
-        return PatchRows(
-            patches.reshape(*rows.shape[:-1], *self.grid), rows[..., : self.prefix_tokens].sum(axis=-1)
-        )
+
+BEYOND_PICTURE = 128
+"""Grey of what a layer's patches cover beyond the picture."""
 
 
 def image_source(traced: cached.Traced) -> LiveImage:
     """The source of a traced picture.
 
     Raises:
-        UnsupportedModelError: if the trace holds no map over all patches of the picture.
+        UnsupportedModelError: if a layer holds no map over the patches of the picture.
     """
+    from attn_core.windows import WindowedMap
+
     grid, picture = traced.inputs.grid, traced.inputs.picture
     assert grid is not None, "encode_image always gives a grid"
     assert picture is not None, "encode_image always gives the picture"
-    positions = grid.prefix_tokens + grid.rows * grid.columns
-    maps = traced.trace.encoder
-    if not maps or any(layer.queries != positions or layer.keys != positions for layer in maps):
+    maps, found = traced.trace.encoder, traced.trace.grids
+    grids = tuple(
+        LayerGrid(layer.rows, layer.columns, layer.patch // grid.patch)
+        for layer in found
+        if layer is not None
+    )
+    if not maps or len(grids) != len(maps):
         from attn_core.errors import UnsupportedModelError
 
-        inside = ", but inside windows of it" if any(layer.batch > 1 for layer in maps) else ""
+        inside = ", but inside windows that could not be placed" if any(m.batch > 1 for m in maps) else ""
         raise UnsupportedModelError(
-            f"image_source: not every layer of {traced.model.title} attends over the whole picture of "
+            f"image_source: not every layer of {traced.model.title} attends over the picture's "
             f"{grid.rows} × {grid.columns} patches{inside}; choose a model whose layers do, such as the bundled one."
         )
-    return LiveImage(traced.key, maps, picture, (grid.rows, grid.columns), grid.prefix_tokens)
+    windowed = any(isinstance(layer, WindowedMap) for layer in maps)
+    return LiveImage(traced.key, maps, picture, grids, grid.prefix_tokens, grid.patch, windowed)

@@ -119,6 +119,8 @@ class TextChoices:
     rollout_layer: int | None = None
     """Last layer that a rollout goes through; None is the model's last."""
     rollout_shows: Literal["row", "matrix"] = "row"
+    special_in_scale: bool = False
+    """Whether special tokens, which take most of a rollout, count for the end of its colour scale."""
     zoom: tuple[int, int, int, int] | None = None
     cell: tuple[int, int] | None = None
     """Cell of a matrix whose exact value is shown."""
@@ -202,13 +204,14 @@ def choose(page: Literal["text", "image"], **changes: Any) -> None:
     """Change choices of one page.
 
     A new model or input keeps the layer and the heads (``clamped`` fits them) but drops what named a place in the
-    old input: the pinned token or patch, the zoom, the window.
+    old input: the pinned token or patch, the zoom, the window. To agree to a link's model is no new model.
     """
     selection = current()
     choices = getattr(selection, page)
-    if any(
-        name in changes and changes[name] != getattr(choices, name) for name in ("model", "input", "part")
-    ):
+    before = {"model": choices.model, "input": choices.input, "part": getattr(choices, "part", None)}
+    if "model" in changes:
+        before["model"] = replace(choices.model, asked=changes["model"].asked)
+    if any(name in changes and changes[name] != value for name, value in before.items()):
         changes = {**_PLACES[page], **changes}
     st.session_state[_RECORD_KEY] = replace(selection, **{page: replace(choices, **changes)})
 

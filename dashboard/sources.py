@@ -94,19 +94,43 @@ class TextSource(Protocol):
 
 @dataclass(frozen=True)
 class PatchRows:
-    """Attention of one place in the picture to all patches.
+    """Attention of one place in the picture to all patches of a layer.
 
     Attributes:
         maps: (..., rows, columns) weights on the patches.
-        removed: (...,) share of the row that falls on prefix tokens (CLS, registers) and so is not drawn.
+        removed: (...,) share of the row that is not drawn, having no place in the picture: what falls on prefix
+            tokens (CLS, registers), or on the padding of a model's windows.
     """
 
     maps: Floats
     removed: Floats
 
 
+@dataclass(frozen=True)
+class LayerGrid:
+    """The patches of one layer.
+
+    Attributes:
+        rows, columns: how many there are down and across.
+        stride: patches of the first layer along a side of one: 2 after one merge of 2 × 2 patches (Swin).
+    """
+
+    rows: int
+    columns: int
+    stride: int = 1
+
+    def cell(self, patch: tuple[int, int]) -> tuple[int, int]:
+        """The patch of this layer that covers a patch of the first one."""
+        return patch[0] // self.stride, patch[1] // self.stride
+
+    def patch(self, cell: tuple[int, int], first: LayerGrid) -> tuple[int, int]:
+        """The patch of the first layer in the middle of a patch of this one (inside the picture)."""
+        row, column = (place * self.stride + self.stride // 2 for place in cell)
+        return min(row, first.rows - 1), min(column, first.columns - 1)
+
+
 class ImageSource(Protocol):
-    """What the image views draw from."""
+    """What the image views draw from. Patches are named by their place in the first layer's grid."""
 
     @property
     def key(self) -> str:
@@ -121,26 +145,33 @@ class ImageSource(Protocol):
         """(height, width, 3) what the model saw, upright."""
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
+    def grids(self) -> tuple[LayerGrid, ...]:
+        """The patches of each layer; they differ where a model merges patches between layers."""
 
     @property
     def layers(self) -> int:
         """How many layers have maps."""
 
     @property
-    def heads(self) -> int:
-        """Heads of a layer."""
+    def heads(self) -> tuple[int, ...]:
+        """Heads of each layer."""
+
+    @property
+    def windowed(self) -> bool:
+        """Whether the model attends inside windows, which may hold padding."""
 
     @property
     def prefix_tokens(self) -> int:
         """Tokens before the patches: CLS, distillation, registers; 0 for a model without CLS."""
 
+    def picture_of(self, layer: int) -> NDArray[np.uint8]:
+        """(height, width, 3) what the patches of a layer cover: the picture, and grey where they reach beyond it."""
+
     def rows(self, layer: int, patch: tuple[int, int] | None) -> PatchRows:
         """(H, rows, columns) attention of CLS (or the mean over all queries without one), or of a patch."""
 
-    def all_rows(self, patch: tuple[int, int] | None) -> PatchRows:
-        """(L, H, rows, columns) the same for every layer."""
+    def all_rows(self, patch: tuple[int, int] | None) -> tuple[PatchRows, ...]:
+        """The same for every layer."""
 
     def rollout(
         self, patch: tuple[int, int] | None, *, fusion: Fusion, discard_ratio: float, last_layer: int

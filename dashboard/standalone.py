@@ -14,27 +14,60 @@ import html
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from analysis.export import document_text
-from analysis.figure_data import Figure, HeadView, MatrixView, ModelView, PatchMaps, Provenance, TokenScores
+from analysis.figure_data import (
+    Figure,
+    Floats,
+    HeadView,
+    MatrixView,
+    ModelView,
+    PatchMaps,
+    Provenance,
+    TokenScores,
+)
 from analysis.visible import caption_lines, source_line, visible_text
 from dashboard import figures
 from dashboard.components.mount import component_files
 
 
-def figure_html(figure: Figure, provenance: Provenance) -> bytes:
+def figure_html(figure: Figure, provenance: Provenance, *, all_layers: Floats | None = None) -> bytes:
     """A self-contained HTML page of a figure, with the choices on the screen as its first state.
 
     Args:
         figure: any record of ``analysis.figure_data``.
         provenance: shown below the figure and stored as JSON (``analysis.export.read_provenance`` reads it).
+        all_layers: (L, H, Q, K) weights of every layer of a head view, so that the page can step through them.
+    Raises:
+        ValueError: if ``all_layers`` come with another figure or do not fit it.
     """
     component, pack = _COMPONENTS[type(figure)]
-    payload, document = pack(figure, provenance), document_text(figure, provenance)
-    return standalone_page(
-        component, payload, provenance, captions=caption_lines(figure, provenance), document=document
-    )
+    captions, document = caption_lines(figure, provenance), document_text(figure, provenance)
+    if isinstance(figure, HeadView) and figure.layers > 1:
+        captions = (captions[0], _layers_in_words(figure, whole=all_layers is not None), *captions[1:])
+    if all_layers is None:
+        return standalone_page(
+            component, pack(figure, provenance), provenance, captions=captions, document=document
+        )
+    if not isinstance(figure, HeadView):
+        raise ValueError(
+            f"figure_html: all_layers must come with a HeadView but came with a {type(figure).__name__}; "
+            "leave them out."
+        )
+    payload = figures.head_view_payload(figure, all_layers=all_layers)
+    several = replace(provenance, layer=f"all {figure.layers} layers, opened at layer {figure.layer}")
+    return standalone_page(component, payload, several, captions=captions, document=document)
+
+
+def _layers_in_words(view: HeadView, *, whole: bool) -> str:
+    if whole:
+        return (
+            f"This file holds all {view.layers} layers. It opens at layer {view.layer} as it was exported, "
+            "and the next line describes that."
+        )
+    return f"This file holds layer {view.layer} alone, of the layers 0 to {view.layers - 1}."
 
 
 def standalone_page(

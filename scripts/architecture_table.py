@@ -30,7 +30,11 @@ two (texts of {lengths} tokens, padded). `tests/test_architectures.py` proves fo
 
 **Path**: *seam* means that the layer's query, key and log-sum-exp are recorded and any part of a map is recomputed
 from them; *fallback* means that the model does not use transformers' attention interface, so its weights are read
-through `output_attentions` and every layer holds its n × n array. The views say so.
+through `output_attentions` and every layer holds its n × n array, or the window around each token and the global
+tokens where it attends to no more, or the weights of its windows of a picture. The views say so.
+
+Swin's windows are read as maps over the grid of patches of their layer, padding left out: its rows and columns are no
+patches, and a row of a window that holds padding sums to what falls on patches (docs/conventions.md).
 
 **Prefix** counts the positions before the first patch. The last two columns are the largest absolute differences
 seen, float32 on a CPU, with torch {torch} and transformers {transformers}.

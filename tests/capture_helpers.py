@@ -39,16 +39,7 @@ def maps_by_kind(trace: AttentionTrace) -> dict[Kind, tuple[AttentionMap, ...]]:
 def item_maps(
     architecture: Architecture, batch: Batch, trace: AttentionTrace, item: int
 ) -> Iterator[tuple[Kind, int, AttentionMap, int]]:
-    """(kind, layer, map, index into the library's batch) of everything that belongs to one item.
-
-    A windowed picture has one map a window; everything else has one a layer.
-    """
-    if architecture.windows is not None:
-        for layer, layer_map in enumerate(trace.encoder):
-            count = architecture.windows[layer]
-            for index in range(item * count, (item + 1) * count):
-                yield "encoder", layer, layer_map.item(index), index
-        return
+    """(kind, layer, map, index into the library's batch) of everything that belongs to one item."""
     for kind, maps in maps_by_kind(trace.item(item)).items():
         for layer, layer_map in enumerate(maps):
             yield kind, layer, layer_map, item

@@ -91,6 +91,15 @@ def model_view(**changes):
     return ModelView(**{"thumbnails": softmax_rows((2, 3, 4, 5), seed=2), "selected": (1, 2), **changes})
 
 
+def ragged_view(**changes):
+    """A model view of a picture whose layers have 1 head of 4 × 5 patches and 3 heads of 2 × 3."""
+    maps = np.full((2, 3, 4, 5), np.nan, dtype=np.float32)
+    maps[0, :1] = softmax_rows((1, 20), seed=7).reshape(1, 4, 5)
+    maps[1, :, :2, :3] = softmax_rows((3, 6), seed=8).reshape(3, 2, 3)
+    entries = {"thumbnails": maps, "shapes": ((1, 4, 5), (3, 2, 3)), "cells": "patches", "selected": (1, 2)}
+    return ModelView(**{**entries, **changes})
+
+
 def token_scores(**changes):
     """One score a token."""
     tokens = labels()
@@ -113,10 +122,12 @@ def all_figures() -> dict[str, Figure]:
         "head pinned": head_view(pinned=("left", 4), threshold=0.01, hide_special=True),
         "head pair": head_view(pair_filter="ab", starts=(512, 512), direction="rtl"),
         "head nothing": head_view(active=()),
+        "head groups": head_view(groups=(0, 0, 1)),
         "matrix": matrix_view(selected=(1, 2), scale="sqrt"),
         "matrix zoom": matrix_view(zoom=(1, 4, 2, 9), limits=(0.0, 1.0), colour_map="greys"),
         "model": model_view(),
         "model shared": model_view(shared_scale=True, groups=(0, 0, 1), colour_map="cividis"),
+        "model ragged": ragged_view(),
         "scores": token_scores(),
         "scores rtl": token_scores(direction="rtl", source=None, scores=softmax_rows((12,)) - 0.2),
         "patches": patch_maps(),

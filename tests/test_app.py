@@ -26,6 +26,7 @@ from dashboard.live import text_source
 from dashboard.model_root import VARIABLE
 from dashboard.provenance import VERSION
 from dashboard.selection import ModelChoice
+from dashboard.sources import LayerGrid
 from dashboard.views import text_head
 from dashboard.warmup import LoadJob
 from tests.sample_figures import provenance
@@ -89,12 +90,14 @@ FIRST_PAINT = """
     from dashboard import warmup
     warmup._PAINT_SECONDS = 3600  # the thread that imports torch waits until the pages have been looked at
     from streamlit.testing.v1 import AppTest
+    from dashboard.figures import read_header
 
     at = AppTest.from_file({app!r}, default_timeout=100)
     for page in ("text", "image", "models"):
         at.switch_page(f"views/{{page}}.py").run()
         assert not at.exception, at.exception
-        views = len(at.get("bidi_component"))
+        kinds = [read_header(part.proto.bytes)[0]["kind"] for part in at.get("bidi_component")]
+        views = len(kinds) - kinds.count("page_link")
         assert views == (0 if page == "models" else 1), f"{{views}} views on the page {{page}}"
         told = any("precomputed example" in element.proto.body for element in at.get("html"))
         assert told == (page != "models"), page
@@ -141,11 +144,11 @@ def test_the_example_is_what_the_models_really_say():
     live_image = image_source(
         cached.traced_picture(image.model, None, picture.sha256, image.side, _picture=picture)
     )
-    assert (image.sample, image.grid, image.layers) == (photo.id, live_image.grid, live_image.layers)
+    assert (image.sample, image.grids, image.heads) == (photo.id, live_image.grids, live_image.heads)
     assert np.array_equal(image.picture, live_image.picture)
-    found = live_image.all_rows(None)
-    np.testing.assert_allclose(found.maps, image.maps, atol=1e-4)
-    np.testing.assert_allclose(found.removed, image.removed, atol=1e-4)
+    for layer, (live, stored) in enumerate(zip(live_image.all_rows(None), image.all_rows(None), strict=True)):
+        np.testing.assert_allclose(live.maps, stored.maps, atol=1e-4)
+        np.testing.assert_allclose(live.removed, image.removed[layer], atol=1e-4)
 
 
 def test_the_version_is_the_project_s():
@@ -170,6 +173,39 @@ def test_each_view_of_the_text_page(view, kind):
     at = opened(v="1", view=view)
     component(at, kind)
     assert at.segmented_control(key="text_view").value == view
+
+
+def test_an_html_file_takes_all_layers_of_a_short_text_along_and_one_of_a_long_one():
+    assert "HTML holds all 6 layers" in shown(opened(v="1"))
+    at = opened(v="1")
+    at.text_area(key="text_a").set_value("word " * 140).run()
+    assert "HTML holds layer 1 alone" in shown(at)
+
+
+def test_special_tokens_do_not_swallow_the_colours_of_a_rollout():
+    at = opened(v="1", view="rollout", token="3")
+    header, arrays = component(at, "token_strip")
+    special = np.array([token.get("special", False) for token in header["tokens"]])
+    scores = arrays["scores"]
+    assert scores.sum() == pytest.approx(1, abs=1e-4), "the numbers stay raw"
+    assert header["limits"] == [0.0, float(scores[~special].max())]
+    assert header["over"]
+    assert scores[special].max() > header["limits"][1]
+    assert f"together {scores[scores > header['limits'][1]].sum():.3g}." in shown(at)
+    whole, cells = component(at, "matrix_view")
+    np.testing.assert_array_equal(cells["weights"][3], scores)
+    assert whole["limits"][1] == float(cells["weights"][:, ~special].max())
+    at.toggle(key="text_special_in_scale").set_value(True).run()
+    header, arrays = component(at, "token_strip")
+    assert (header["limits"], header["over"]) == ([0.0, float(arrays["scores"].max())], False)
+    assert "above the colour scale" not in shown(at)
+    at.selectbox(key="text_rollout_shows").set_value("matrix").run()
+    assert component(at, "matrix_view")[0]["over"] is False
+    at.toggle(key="text_special_in_scale").set_value(False).run()
+    header, arrays = component(at, "matrix_view")
+    share = arrays["weights"][arrays["weights"] > header["limits"][1]].sum() / len(special)
+    assert header["over"]
+    assert f"they hold {share:.1%} of the rows" in shown(at)
 
 
 def test_a_typed_sentence_is_shown_with_its_length():
@@ -248,11 +284,19 @@ def test_an_empty_text_offers_examples():
 # page hands to the component is called here with the state that the browser would have sent.
 
 
-def after_event(at: AppTest, name: str, key: str, state: dict) -> AppTest:
-    """The page after its component has said ``state``."""
+def after_event(
+    at: AppTest, name: str, key: str, state: dict, *, grids: tuple[LayerGrid, LayerGrid] | None = None
+) -> AppTest:
+    """The page after its component has said ``state``; ``grids`` are those of the layer shown and of the first."""
     header, _ = component(at, name)
     at.session_state[key] = state
-    at.session_state["event"] = (name, key, header)
+    grids = grids or (LayerGrid(16, 24),) * 2
+    at.session_state["event"] = (
+        name,
+        key,
+        header,
+        [(grid.rows, grid.columns, grid.stride) for grid in grids],
+    )
     script = AppTest.from_function(_event)
     for kept in ("selection", key, "event"):
         script.session_state[kept] = at.session_state[kept]
@@ -267,9 +311,10 @@ def after_event(at: AppTest, name: str, key: str, state: dict) -> AppTest:
 def _event() -> None:
     import streamlit as st
 
+    from dashboard.sources import LayerGrid
     from dashboard.views import image_attention, image_model, text_head, text_matrix, text_model
 
-    name, key, header = st.session_state["event"]
+    name, key, header, grids = st.session_state["event"]
     page = key.split("_")[0]
     if name == "head_view":
         text_head._said(header, {"left": 0, "right": 0})
@@ -278,7 +323,7 @@ def _event() -> None:
     elif name == "matrix_view":
         text_matrix._said(header, key)
     else:
-        image_attention._said(header, key)
+        image_attention._said(header, key, tuple(LayerGrid(*grid) for grid in grids))
 
 
 def test_what_is_chosen_inside_the_head_view_reaches_the_selection_and_the_link():
@@ -493,11 +538,20 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         **tiny.BART,
     )
     build(root / "elsewhere", "GPT2LMHeadModel", "GPT2Config", tiny.byte_level(), **tiny.GPT2)
+    build(
+        root / "longformer",
+        "LongformerForSequenceClassification",
+        "LongformerConfig",
+        tiny.byte_level(roberta=True),
+        **{**tiny.BERT, "attention_window": [4, 8], "pad_token_id": 1, "sep_token_id": 2},
+    )
     build(root / "silent", "BertModel", "BertConfig", None, **tiny.BERT)
     BY_NAME["Llama"].build(vocab_size=400).save_pretrained(root / "llama")
     tiny.byte_level().save_pretrained(root / "llama")
     for name in ("SigLIP vision", "Swin", "DeiT"):
         BY_NAME[name].build().save_pretrained(root / name.split()[0].lower())
+    wide = BY_NAME["Swin"].build(image_size=480, patch_size=16, window_size=8)
+    wide.save_pretrained(root / "wide-windows")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(root))
         yield
@@ -521,7 +575,9 @@ def test_shared_key_value_heads_are_marked(model_folders):
     header, _ = component(at, "head_view")
     assert header["groups"] == [0, 0, 1, 1]
     choices = at.session_state["selection"].text
-    view = text_head.record(text_source(cached.traced_text("folder:llama", None, "hello world", None)), choices)
+    view = text_head.record(
+        text_source(cached.traced_text("folder:llama", None, "hello world", None)), choices
+    )
     drawn = export_figure(view, provenance(), "svg").decode()
     assert [f">kv {group}<" in drawn for group in range(3)] == [True, True, False]
     assert "heads 0–1 kv 0, heads 2–3 kv 1" in drawn
@@ -538,6 +594,27 @@ def test_an_encoder_decoder_offers_all_three_kinds(model_folders):
     assert "self-attention" in shown(at)
     at.selectbox(key="text_part").set_value("decoder").run()
     component(at, "token_strip")
+
+
+def test_windows_and_global_tokens_are_shown_in_absolute_positions(model_folders):
+    """Case M11: Longformer; its window of 4 reaches two tokens, the first token sees all and is seen by all."""
+    at = folder_opened("text", "longformer", v="1", layer="0", t="the house is old and the bread is good")
+    header, arrays = component(at, "head_view")
+    count = len(header["left"])
+    assert count > 10
+    assert header["attention"] == "encoder"
+    near = np.abs(np.subtract.outer(np.arange(count), np.arange(count))) <= 2
+    near[0] = near[:, 0] = True
+    assert ((arrays["weights"][0] > 0) == near).all()
+    assert "2 or 4 (by layer) tokens on either side" in shown(at)
+    assert "attend to all: 0, counted from 0" in shown(at)
+    for view, kind in (("model", "model_view"), ("matrix", "matrix_view"), ("rollout", "token_strip")):
+        at.segmented_control(key="text_view").set_value(view).run()
+        assert not at.error
+        header, arrays = component(at, kind)
+        if view == "matrix":
+            assert ((arrays["weights"] > 0) == near).all()
+            np.testing.assert_allclose(arrays["weights"].sum(axis=1), 1, atol=1e-5)
 
 
 def test_a_model_that_lacks_a_part_is_told_in_words(model_folders):
@@ -570,10 +647,109 @@ def test_every_prefix_token_is_kept_out_of_the_picture(model_folders):
     assert "CLS and 1 further" in shown(at)
 
 
-def test_a_model_of_windows_is_refused_in_words(model_folders):
+def swin_opened(*, layer: int, view: str = "attention") -> AppTest:
+    """The tiny Swin on the example photograph, at a layer."""
     at = folder_opened("image", "swin")
-    assert "whole picture" in at.error[0].value
-    component(at, "patch_map")
+    at.selectbox(key="image_layer").set_value(layer).run()
+    if view != "attention":
+        at.segmented_control(key="image_view").set_value(view).run()
+    assert not at.exception
+    return at
+
+
+def test_a_model_of_windows_shows_each_layer_on_its_own_grid(model_folders):
+    """The example picture is 224 pixels high: 56 rows of patches, 28 after the merge, windows of 4 × 4."""
+    at = swin_opened(layer=0)
+    header, arrays = component(at, "patch_map")
+    height, width = header["picture_size"]
+    fine = [height // 4, width // 4]
+    assert (header["grid"], header["titles"]) == (fine, ["head 0", "head 1"])
+    assert "no CLS" in header["source"]
+    np.testing.assert_allclose(arrays["maps"].sum(axis=(1, 2)), 1, atol=1e-3)
+    at.selectbox(key="image_layer").set_value(3).run()
+    header, arrays = component(at, "patch_map")
+    assert header["grid"] == [-(-length // 2) for length in fine]
+    assert header["titles"] == [f"head {head}" for head in range(4)]
+    assert "Attention stays inside windows of 4 × 4 patches (shifted by 2 in layers 1, 3)" in shown(at)
+
+
+def test_a_patch_of_a_merged_layer_is_the_same_place_in_every_layer(model_folders):
+    at = swin_opened(layer=3)
+    grids = LayerGrid(28, 42, 2), LayerGrid(56, 84)
+    digest = component(at, "patch_map")[0]["input"]
+    said = {"patch": {"at": [3, 4], "input": digest}, "panel": None, "view": None}
+    at = after_event(at, "patch_map", "image_patch_map", said, grids=grids)
+    header, arrays = component(at, "patch_map")
+    assert header["state"]["marked"] == [3, 4]
+    assert header["source"] == "patch row 3, column 4"
+    # layer 3 is shifted by 2: rows 2 to 5 and columns 2 to 5 are the window of (3, 4)
+    outside = arrays["maps"].copy()
+    outside[:, 2:6, 2:6] = 0.0
+    assert outside.max() < 1e-20
+    np.testing.assert_allclose(arrays["maps"][:, 2:6, 2:6].sum(axis=(1, 2)), 1, atol=1e-5)
+    assert at.query_params["patch"] == "7,9"  # the first layer's patch in its middle
+    at.selectbox(key="image_layer").set_value(0).run()
+    header, arrays = component(at, "patch_map")
+    assert header["state"]["marked"] == [7, 9]
+    assert arrays["maps"][:, 4:8, 8:12].sum() == pytest.approx(2, abs=1e-4)
+    at.selectbox(key="image_layer").set_value(2).run()
+    header, _ = component(at, "patch_map")
+    assert (header["state"]["marked"], header["back"]) == ([3, 4], "the mean")
+    said = {"patch": {"at": None, "input": header["input"]}, "panel": None, "view": None}
+    at = after_event(at, "patch_map", "image_patch_map", said)
+    assert "no CLS" in component(at, "patch_map")[0]["source"]
+
+
+def test_heads_are_fitted_to_each_layer_of_a_model_of_stages(model_folders):
+    at = swin_opened(layer=3)
+    at.selectbox(key="image_head").set_value(3).run()
+    assert component(at, "patch_map")[0]["titles"] == ["head 3"]
+    at.selectbox(key="image_layer").set_value(0).run()
+    assert component(at, "patch_map")[0]["titles"] == ["head 1"]  # the last that layer 0 has
+    assert not at.exception
+    assert [str(option) for option in at.selectbox(key="image_head").options][-1] == "Head 1"
+
+
+def test_the_model_view_of_a_model_of_stages_is_ragged(model_folders):
+    at = swin_opened(layer=3, view="model")
+    header, arrays = component(at, "model_view")
+    fine, coarse = header["tokens"][0], header["tokens"][3]
+    assert [shape[0] for shape in header["shapes"]] == [2, 2, 4, 4]
+    assert coarse == [-(-length // 2) for length in fine]
+    assert header["cells"] == "patches"
+    assert arrays["weights"][0, 2:].sum() == 0
+    at = after_event(at, "model_view", "image_model_view", {"open": {"layer": 0, "head": 3}, "view": None})
+    component(at, "model_view")  # layer 0 has no head 3: nothing is opened
+    at = after_event(at, "model_view", "image_model_view", {"open": {"layer": 2, "head": 3}, "view": None})
+    assert component(at, "patch_map")[0]["titles"] == ["head 3"]
+
+
+def test_rollout_over_merged_patches_is_refused_with_the_reason(model_folders):
+    at = swin_opened(layer=0, view="rollout")
+    assert "merges patches between its stages" in shown(at)
+    assert not at.exception
+    assert not at.error
+
+
+def test_a_picture_smaller_than_the_windows_is_told_in_words(model_folders):
+    """224 pixels are 14 patches, 7 after the merge, and a window has 8."""
+    at = folder_opened("image", "wide-windows")
+    assert "choose a larger picture size" in at.error[0].value
+    component(at, "patch_map")  # what was shown before
+    at.segmented_control(key="image_side").set_value(336).run()
+    assert not at.error
+    assert component(at, "patch_map")[0]["titles"] == [f"head {head}" for head in range(4)]
+
+
+def test_windows_that_could_not_be_placed_are_refused_in_words(model_folders, monkeypatch):
+    """Case: an unknown model that cuts its windows in another way."""
+    from analysis.hf import windows
+
+    monkeypatch.setattr(windows, "_proved", lambda *_given, **_named: False)
+    cached.traced_picture.clear()
+    at = folder_opened("image", "swin")
+    cached.traced_picture.clear()
+    assert "inside windows that could not be placed" in at.error[0].value
 
 
 # Image page --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from analysis.hf.attention import capture
+from attn_core import WindowedMap
 from scripts.architecture_table import TARGET, fixed_cells
 from tests.capture_helpers import (
     assert_same_state,
@@ -18,6 +19,7 @@ from tests.capture_helpers import (
     measure,
     state_of,
 )
+from tests.oracles.windows import windows_of
 from tests.tiny_models import ARCHITECTURES, BY_NAME, Architecture, library_run, library_weights
 
 TOLERANCE = 1e-5
@@ -36,7 +38,8 @@ left_padded = pytest.mark.parametrize(
 REQUIRED = {
     "BERT", "RoBERTa", "DistilBERT", "ALBERT", "ELECTRA", "ModernBERT", "GPT-2", "Llama", "Mistral", "Gemma 2",
     "Qwen 3", "GPT-NeoX", "OPT", "T5", "BART", "Marian", "ViT", "DeiT", "DINOv2", "DINOv2 with registers",
-    "CLIP vision", "SigLIP vision", "BEiT", "Swin", "Whisper", "DeBERTa-v2", "Bloom",
+    "CLIP vision", "SigLIP vision", "BEiT", "Swin", "Swin V2", "Donut Swin", "Whisper", "DeBERTa-v2", "Bloom",
+    "Longformer", "LED",
 }  # fmt: skip
 
 
@@ -139,11 +142,42 @@ def test_layers_reach_as_far_back_and_ahead_as_the_table_says(
     assert found == reach
 
 
-def test_swin_windows_are_shifted_in_the_second_layer_alone() -> None:
-    """A shifted window at the border holds patches from several places, which must not see each other."""
-    _, _, trace, _ = traced("Swin")
-    hidden = [bool((layer_map.weights() == 0).any()) for layer_map in trace.encoder]
-    assert hidden == [False, True, False, False]
+@pytest.mark.parametrize("name", ["Swin", "Swin V2", "Donut Swin"])
+def test_no_weight_leaves_a_window_or_crosses_the_seam_of_a_roll(name: str) -> None:
+    """A rolled window at the border holds patches from opposite edges, which must not see each other."""
+    architecture = BY_NAME[name]
+    assert architecture.windows is not None
+    _, _, trace, _ = traced(name)
+    assert trace.grids == tuple(grid for grid, _, _ in architecture.windows)
+    for layer, (grid, window, shift) in enumerate(architecture.windows):
+        weights = trace.encoder[layer].weights()  # (B, H, N, N)
+        row, column = torch.arange(grid[0] * grid[1]) // grid[1], torch.arange(grid[0] * grid[1]) % grid[1]
+        # after the roll by ``shift`` windows start at shift, shift + window ...; what lies before is a window's rest
+        down, across = (row - shift) // window, (column - shift) // window
+        together = (down[:, None] == down) & (across[:, None] == across)
+        assert float(weights[:, :, ~together].abs().max()) < 1e-20
+        assert float(weights[:, :, together].min()) > 0
+
+
+@pytest.mark.parametrize("name", ["Swin", "Swin V2", "Donut Swin"])
+def test_what_falls_on_the_padding_of_windows_is_left_out(name: str) -> None:
+    """9 rows and 11 columns are padded to 12 × 12: only windows that hold padding lose weight to it."""
+    architecture = BY_NAME[name]
+    assert architecture.windows is not None
+    _, _, trace, _ = traced(name)
+    item = trace.item(0)
+    for layer_map, (grid, window, shift) in zip(item.encoder, architecture.windows, strict=True):
+        assert isinstance(layer_map, WindowedMap)
+        kept = layer_map.kept(None)
+        padded = torch.zeros(grid[0] * grid[1], dtype=torch.bool)
+        for places in windows_of(grid, window, shift):
+            if None in places:
+                padded[[place[0] * grid[1] + place[1] for place in places if place is not None]] = True
+        assert padded.any()
+        ones = torch.ones_like(kept[:, ~padded])
+        assert_close(kept[:, ~padded], ones, rtol=0.0, atol=1e-5)
+        assert float(kept[:, padded].min()) < 0.9
+        assert_close(layer_map.dense().sum(-1), kept, rtol=0.0, atol=1e-5)
 
 
 @every_architecture
@@ -152,7 +186,8 @@ def test_rows_sum_to_one_and_row_and_block_agree_with_dense(architecture: Archit
     for item in range(2):
         for _, _, layer_map, _ in item_maps(architecture, batch, trace, item):
             dense = layer_map.dense()
-            assert_close(dense.sum(-1), torch.ones_like(dense[..., 0]), rtol=0.0, atol=1e-5)
+            if architecture.windows is None:  # windows may hold padding, on which weight falls
+                assert_close(dense.sum(-1), torch.ones_like(dense[..., 0]), rtol=0.0, atol=1e-5)
             for head in (None, 0, layer_map.heads - 1):
                 of_head = dense if head is None else dense[head]
                 for query in (0, layer_map.queries - 1):

@@ -65,7 +65,7 @@ def thread_inputs(architecture: Architecture, count: int) -> list[dict[str, Tens
     batches = []
     for seed in range(count):
         generator = torch.Generator().manual_seed(100 + seed)
-        if architecture.name == "ViT":
+        if "pixel_values" in architecture.batch().tensors:
             batches.append({"pixel_values": torch.randn(1, 3, 16, 16, generator=generator)})
             continue
         ids = torch.randint(5, 90, (1, 6 + seed), generator=generator)
@@ -90,7 +90,7 @@ def run_together(workers: list[Callable[[], None]]) -> None:
 
 
 @pytest.mark.usefixtures("busy_switching")
-@pytest.mark.parametrize("name", ["BERT", "Mistral", "T5", "ViT", "DeBERTa-v2"])
+@pytest.mark.parametrize("name", ["BERT", "Mistral", "T5", "ViT", "BEiT", "DeBERTa-v2", "Longformer"])
 def test_captures_in_several_threads_on_one_model_do_not_mix(name: str) -> None:
     architecture = BY_NAME[name]
     module = architecture.build()
@@ -544,26 +544,27 @@ def test_a_trace_holds_no_square_array() -> None:
     assert_close(trace.encoder[1].row(2, 599).sum(), torch.tensor(1.0))
 
 
-def test_a_band_of_neighbours_is_never_read_as_a_square_map() -> None:
-    """Case M11: Longformer's weights are windows at relative positions, with and without global tokens."""
-    config = transformers.LongformerConfig(
+def test_chunks_of_neighbours_are_never_read_as_a_square_map() -> None:
+    """As case M11: Reformer's weights are chunks at relative positions. Longformer's are in tests/test_bands.py."""
+    config = transformers.ReformerConfig(
+        attn_layers=["local", "local"],
+        local_attn_chunk_length=4,
         hidden_size=16,
-        num_hidden_layers=2,
+        attention_head_size=8,
         num_attention_heads=2,
-        intermediate_size=16,
-        attention_window=[4, 4],
+        feed_forward_size=16,
+        axial_pos_embds=False,
         vocab_size=50,
         max_position_embeddings=64,
+        is_decoder=False,
     )
-    model = transformers.LongformerModel(config).eval()
-    ids = torch.arange(5, 17)[None]
-    for global_tokens in (torch.zeros_like(ids), (ids == 5).long()):
-        with (
-            pytest.raises(UnsupportedModelError, match="windows at relative positions and no map"),
-            torch.no_grad(),
-            capture(model),
-        ):
-            model(input_ids=ids, global_attention_mask=global_tokens)
+    model = transformers.ReformerModel(config).eval()
+    with (
+        pytest.raises(UnsupportedModelError, match="windows at relative positions and no map"),
+        torch.no_grad(),
+        capture(model),
+    ):
+        model(input_ids=torch.arange(5, 17)[None])
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "BART"])

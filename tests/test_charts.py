@@ -46,7 +46,7 @@ def test_tokens_are_not_read_as_markup() -> None:
         *figure.data[0].customdata.ravel(),
         figure.layout.yaxis.title.text,
     ]
-    assert not any("<" in text for text in shown)
+    assert not any("<" in str(text) for text in shown)
     assert figure.layout.xaxis.ticktext[:3] == ("&lt;b&gt;x&lt;/b&gt;", "a&lt;b&lt;c", "&amp;lt;")
 
 
@@ -59,3 +59,19 @@ def test_long_texts_are_numbered_and_right_to_left_ones_run_to_the_left() -> Non
 def test_equal_scores_do_not_break_the_scale() -> None:
     view = TokenScores(np.zeros(2, dtype=np.float32), (TokenLabel("a", "a"), TokenLabel("b", "b")))
     assert np.isfinite(token_scores_chart(view).data[0].marker.color).all()
+
+
+def test_bars_above_the_scale_are_cut_and_told_exactly() -> None:
+    view = scores(("[CLS]", "b", "c", "[SEP]"), limits=(0.0, 0.2))
+    figure = token_scores_chart(view)
+    (bars,) = figure.data
+    np.testing.assert_allclose(bars.y, [0.2, 0.2, 1 / 6, 0.0], rtol=1e-6)
+    np.testing.assert_array_equal(bars.customdata[:, 2].astype(np.float32), view.scores)
+    assert "customdata[2]" in bars.hovertemplate
+    assert list(bars.marker.pattern.shape) == ["/", "/", "", ""]
+    assert [note.text for note in figure.layout.annotations] == ["0.5 ↑", "0.333 ↑"]
+    assert bars.marker.colorbar.ticktext[-1] == "≥ 0.2"
+    assert figure.layout.yaxis.range[1] > 0.2
+    plain = token_scores_chart(scores(("a", "b")))
+    assert (plain.layout.yaxis.range, plain.layout.annotations) == (None, ())
+    assert plain.data[0].marker.colorbar.ticktext[-1] == "0.5"

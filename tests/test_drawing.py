@@ -18,6 +18,8 @@ from PIL import Image
 from analysis.drawing import DOTS_PER_INCH, colour_table, find_fonts
 from analysis.export import export_figure
 from analysis.figure_data import HEAD_COLOURS
+from analysis.plates.frame import MARGIN
+from analysis.plates.head_view import chip_places
 from analysis.plates.matrices import flowing
 from analysis.raster import coloured, enlarged, mosaic, overlay, resized
 from analysis.visible import short_label, thumbnail_limits, visible_lines
@@ -188,6 +190,46 @@ def test_only_active_heads_lend_their_colours():
     assert share_of(pixels, HEAD_COLOURS[2], within=12) == 0
 
 
+@pytest.mark.parametrize(("heads", "shared"), [(4, 2), (40, 8), (9, 9)])
+def test_heads_of_one_key_value_head_stand_under_their_bracket(heads, shared):
+    groups = tuple(head // shared for head in range(heads))
+    view = head_view(weights=softmax_rows((heads, 12, 12)), groups=groups, active=(0,))
+    places = chip_places(view, 2.6)
+    assert len(set(places)) == heads
+    for group in set(groups):
+        members = [place for place, owner in zip(places, groups, strict=True) if owner == group]
+        assert len({line for _, line in members}) == 1, "what fits on a line stays on one"
+        outside = [place for place, owner in zip(places, groups, strict=True) if owner != group]
+        low, high = min(members)[0], max(members)[0]
+        assert not [x for x, line in outside if line == members[0][1] and low < x < high]
+    svg = svg_of(view)
+    named = {text: float(element.get("x")) for element in svg.iter(f"{SVG}text") if (text := element.text)}
+    for group in set(groups):
+        middle = named[f"kv {group}"] / 72 - MARGIN
+        members = [x for (x, _), owner in zip(places_of(view, svg), groups, strict=True) if owner == group]
+        assert middle == pytest.approx((min(members) + max(members) + 0.24) / 2, abs=1e-3)
+
+
+def places_of(view, svg):
+    """Places of the chips on a page of this width."""
+    return chip_places(view, float(svg.get("width").removesuffix("pt")) / 72 - 2 * MARGIN - 2.2)
+
+
+def test_heads_with_key_value_heads_of_their_own_have_no_bracket():
+    assert not [text for text in texts_of(svg_of(head_view())) if text.startswith("kv")]
+
+
+def test_values_above_the_scale_are_marked_and_keep_their_numbers():
+    scores = np.array([0.75, 0.125, 0.0625, 0.0625], dtype=np.float32)
+    view = token_scores(scores=scores, tokens=labels(("[CLS]", "a", "b", "[SEP]")), source=None)
+    texts = texts_of(svg_of(dataclasses.replace(view, limits=(0.0, 0.125))))
+    assert {"≥ 0.125", "0.75, above the scale", "0.125"} <= set(texts)
+    assert not [text for text in texts_of(svg_of(view)) if "≥" in text or "above" in text]
+    matrix = matrix_view(weights=np.tile(scores, (2, 1)), rows=labels(("a", "b")), columns=view.tokens)
+    assert "≥ 0.125" in texts_of(svg_of(dataclasses.replace(matrix, limits=(0.0, 0.125))))
+    assert "≥ 0.75" not in texts_of(svg_of(matrix))
+
+
 # Colours --------------------------------------------------------------------------------------------------------
 
 
@@ -337,7 +379,9 @@ def test_drawing_changes_no_record(name):
     for array in arrays:
         array.flags.writeable = False
     export_figure(figure, provenance(), "svg")
-    assert all(np.array_equal(array, copy) for array, copy in zip(arrays, copies, strict=True))
+    assert all(
+        np.array_equal(array, copy, equal_nan=True) for array, copy in zip(arrays, copies, strict=True)
+    )
 
 
 def test_one_token_one_head_and_one_patch_are_drawn():

@@ -29,12 +29,16 @@ from analysis.export import (
 )
 from analysis.figure_data import LINE_CAP, HeadView, Provenance
 from analysis.visible import (
+    above_scale,
     caption_lines,
     line_opacity,
     matrix_window,
+    ordinary_limits,
     patch_limits,
     pooled,
+    score_limits,
     short_label,
+    shown_in_words,
     source_line,
     thumbnail_limits,
     visible_lines,
@@ -275,8 +279,9 @@ def test_a_csv_file_too_long_for_a_spreadsheet_is_refused_beforehand():
     whole = matrix_view(weights=weights, rows=tokens, columns=tokens)
     reason = refusal(whole, "csv")
     assert reason is not None
-    assert f"at most {CSV_ROWS:,} rows but this figure has 4,194,304; take NPZ, or zoom in" in reason
-    with pytest.raises(ValueError, match="export_figure: a CSV file holds at most"):
+    assert f"4,194,304 rows, more than the {CSV_ROWS:,} that a spreadsheet opens; take NPZ" in reason
+    assert reason.endswith("holds all of them, or zoom in.")
+    with pytest.raises(ValueError, match="export_figure: the CSV file would have 4,194,304 rows"):
         export_figure(whole, provenance(), "csv")
     assert refusal(whole, "npz") is None
     assert refusal(dataclasses.replace(whole, zoom=(0, 100, 0, 100)), "csv") is None
@@ -293,7 +298,9 @@ def test_npz_holds_the_exact_arrays_and_labels(name):
             value = getattr(figure, item.name)
             if isinstance(value, np.ndarray):
                 assert arrays[item.name].dtype == (np.uint8 if item.name == "picture" else np.float32)
-                assert np.array_equal(arrays[item.name], value.astype(arrays[item.name].dtype))
+                assert np.array_equal(
+                    arrays[item.name], value.astype(arrays[item.name].dtype), equal_nan=True
+                )
         for side in ("left", "right", "rows", "columns", "tokens"):
             if hasattr(figure, side):
                 tokens = getattr(figure, side)
@@ -529,6 +536,31 @@ def test_limits_follow_the_choice_of_scale():
     assert patch_limits(patch_maps(limits=(0.0, 3.0))).tolist() == [[0.0, 3.0]] * 2
     assert patch_limits(patch_maps(maps=np.zeros((2, 3, 4), np.float32))).tolist() == [[0.0, 1.0]] * 2
     assert matrix_window(matrix_view(zoom=(2, 99, -3, 4))) == (slice(2, 5), slice(0, 4))
+
+
+def test_special_tokens_do_not_stretch_the_scale_of_ordinary_ones():
+    tokens = labels(("[CLS]", "a", "b", "[SEP]"))
+    values = np.array([[0.7, 0.2, 0.05, 0.05], [0.4, 0.1, 0.3, 0.2]], dtype=np.float32)
+    assert ordinary_limits(values, tokens) == (0.0, pytest.approx(0.3))
+    assert ordinary_limits(values[0], tokens) == (0.0, pytest.approx(0.2))
+    assert (
+        ordinary_limits(
+            values[:, 1:3], tuple(dataclasses.replace(token, special=False) for token in tokens[1:3])
+        )
+        is None
+    )
+    assert ordinary_limits(values[:, ::3], tokens[::3]) is None, "nothing is left to scale by"
+    row = token_scores(scores=values[0], tokens=tokens, source=0, limits=ordinary_limits(values[0], tokens))
+    assert above_scale(row.scores, score_limits(row)).tolist() == [True, False, False, False]
+    words = "1 token lies above the colour scale, which ends at 0.2: “[CLS]” 0.7; together 0.7."
+    assert shown_in_words(row).endswith(words)
+    assert "above the colour scale" not in shown_in_words(dataclasses.replace(row, limits=None))
+    whole = matrix_view(
+        weights=values, rows=tokens[:2], columns=tokens, limits=ordinary_limits(values, tokens)
+    )
+    assert "2 cells lie above the colour scale, which ends at 0.3." in shown_in_words(whole)
+    table = read_table(export_figure(row, provenance(), "csv"))
+    np.testing.assert_array_equal(table["score"].astype(np.float32), row.scores)
 
 
 def test_opacity_grows_with_the_root_of_the_weight():

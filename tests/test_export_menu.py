@@ -9,8 +9,16 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from analysis.export import MEDIA_TYPES, read_provenance
-from dashboard.export_menu import SECTIONS, export_problem, file_bytes, file_name
-from tests.sample_figures import all_figures, head_view, labels, matrix_view, provenance
+from dashboard import figures
+from dashboard.export_menu import (
+    SECTIONS,
+    export_problem,
+    file_bytes,
+    file_name,
+    layers_in_words,
+    link_in_words,
+)
+from tests.sample_figures import all_figures, head_view, labels, matrix_view, provenance, softmax_rows
 
 FORMATS = [entry.format for _, entries in SECTIONS for entry in entries]
 
@@ -21,7 +29,9 @@ def menu_of(figure):
     def page(figure, record):
         from dashboard.export_menu import export_menu
 
-        export_menu(figure, record, key="text_head_export", name="minilm")
+        export_menu(
+            figure, record, key="text_head_export", name="minilm", query={"v": "1", "sample": "plain"}
+        )
 
     app = AppTest.from_function(page, args=(figure, provenance()), default_timeout=30)
     app.run()
@@ -37,7 +47,11 @@ def large_matrix():
 
 def test_the_menu_offers_every_kind_of_file():
     app = menu_of(head_view())
-    assert [caption.value for caption in app.caption][:4] == ["Figure", "Interactive", "Data", "Settings"]
+    captions = [caption.value for caption in app.caption]
+    sections = [section for section, _ in SECTIONS]
+    assert [caption for caption in captions if caption in sections] == sections
+    assert sections == ["Figure", "Interactive", "Data", "Settings"]
+    assert captions[-2:] == ["Link", link_in_words({"sample": "plain"})]
     assert [button.label for button in app.download_button] == [
         "PNG",
         "SVG",
@@ -58,7 +72,37 @@ def test_the_menu_offers_every_kind_of_file():
 def test_what_cannot_be_exported_is_disabled_and_explained():
     app = menu_of(large_matrix())
     assert [button.label for button in app.download_button if button.disabled] == ["CSV"]
-    assert "1,210,000; take NPZ" in app.error[0].value
+    told = [caption.value for caption in app.caption if "rows" in caption.value]
+    assert len(told) == 1
+    assert told[0].startswith("The CSV file would have 1,210,000 rows")
+    assert "take NPZ" in told[0]
+    assert app.error.len == 0, "a limit of a format is nothing that went wrong"
+
+
+def test_the_menu_tells_which_layers_an_html_file_holds_and_how_large_it_is():
+    tokens = labels(tuple(map(str, range(100))))
+    layers = softmax_rows((6, 12, 100, 100))
+    view = head_view(weights=layers[3], left=tokens, right=tokens)
+    told = layers_in_words(view, whole=True)
+    assert told == "HTML holds all 6 layers to step through, 1.0 MB."
+    size = len(file_bytes(view, provenance(), "html", lambda: layers)) / 1e6
+    assert f"{size:.1f} MB" in told
+    assert layers_in_words(view, whole=False).startswith("HTML holds layer 3 alone; up to 128 tokens")
+    assert layers_in_words(view, whole=False) in [caption.value for caption in menu_of(view).caption]
+    others = [caption.value for caption in menu_of(matrix_view()).caption]
+    assert not [caption for caption in others if caption.startswith("HTML holds")]
+
+
+def test_the_link_is_the_address_of_the_view():
+    (link,) = menu_of(head_view()).get("bidi_component")
+    header, _ = figures.read_header(link.proto.bytes)
+    assert (header["kind"], header["query"]) == ("page_link", "v=1&sample=plain")
+
+
+def test_a_link_says_when_it_cannot_hold_the_input():
+    assert "not this input" in link_in_words({"v": "1", "model": "minilm"})
+    for holds in ({"sample": "plain"}, {"t": "a b"}):
+        assert link_in_words(holds).startswith("Holds model, input")
 
 
 def test_pictures_without_matplotlib_are_explained(monkeypatch):
@@ -68,6 +112,9 @@ def test_pictures_without_matplotlib_are_explained(monkeypatch):
     )
     assert "matplotlib is not installed" in export_problem(head_view(), "png")
     assert export_problem(head_view(), "html") is None
+    assert [caption.value for caption in menu_of(head_view()).caption if "installed" in caption.value] == [
+        "Matplotlib is not installed; install it to export pictures, or take HTML."
+    ]
 
 
 @pytest.mark.parametrize("format", [format for format in FORMATS if format != "pdf"])

@@ -170,7 +170,8 @@ def test_digest_tells_inputs_apart():
 
 def test_head_view_payload_of_one_layer():
     view = head_view(pinned=("right", 1), threshold=0.25, pair_filter="ab", hide_special=True, active=(0, 2))
-    header, found = unpack(head_view_payload(view, groups=np.array([0, 0, 1]), title="t", merged=True))
+    view = replace(view, groups=(0, 0, 1))
+    header, found = unpack(head_view_payload(view, title="t", merged=True))
     np.testing.assert_array_equal(found["weights"], weight_levels(view.weights)[None])
     assert header["kind"] == "head_view"
     assert (header["layers"], header["present"], header["heads"]) == (4, [2], 3)
@@ -207,7 +208,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"all_layers must be \(4, 3, 5, 5\) but is \(3, 3, 5, 5\)"):
         head_view_payload(head_view(), all_layers=np.zeros((3, 3, 5, 5), dtype=np.float32))
     with pytest.raises(ValueError, match="groups must have 3 entries but has 2"):
-        head_view_payload(head_view(), groups=[0, 1])
+        head_view_payload(head_view(groups=(0, 1)))
     with pytest.raises(ValueError, match="at most 64 cells a side but are 65 × 65"):
         model_view_payload(ModelView(thumbnails=np.zeros((1, 1, 65, 65), dtype=np.float32)))
     with pytest.raises(ValueError, match=r"entropy must be \(1, 2\) but is \(2, 1\)"):
@@ -231,8 +232,25 @@ def test_model_view_payload():
     np.testing.assert_allclose(found["limits"], limits)  # of each head, also where the scale is shared
     assert header["shared_limit"] == pytest.approx(maps.max())
     assert header["state"] == {"selected": [1, 0], "shared_scale": True}
-    assert header["tokens"] == [40, 50]
+    assert header["tokens"] == [[40, 50], [40, 50]]
+    assert header["shapes"] == [[3, 4, 5], [3, 4, 5]]
     assert header["groups"] == [0, 0, 1]
+
+
+def test_layers_of_different_shapes_travel_in_one_array():
+    maps = np.full((2, 3, 4, 5), np.nan, dtype=np.float32)
+    maps[0, :1], maps[1, :, :2, :3] = 0.25, 0.5
+    view = ModelView(thumbnails=maps, shapes=((1, 4, 5), (3, 2, 3)), cells="patches")
+    header, found = unpack(model_view_payload(view, tokens=[(8, 10), (4, 5)]))
+    assert (header["heads"], header["shapes"]) == (3, [[1, 4, 5], [3, 2, 3]])
+    assert (header["tokens"], header["cells"]) == ([[8, 10], [4, 5]], "patches")
+    assert (found["weights"][0, 0] == weight_levels(np.array(0.25))).all()
+    assert (found["weights"][1, :, :2, :3] == weight_levels(np.array(0.5))).all()
+    assert found["weights"][0, 1:].sum() == 0
+    np.testing.assert_allclose(found["maximum"], [[0.25, 0, 0], [0.5, 0.5, 0.5]])
+    assert header["shared_limit"] == 0.5
+    with pytest.raises(ValueError, match=r"shapes must be \(heads, rows, columns\) within \(3, 4, 5\)"):
+        model_view_payload(ModelView(thumbnails=maps, shapes=((1, 4, 5), (3, 2, 6))))
 
 
 # Colour maps ---------------------------------------------------------------------------------------------------
@@ -255,7 +273,7 @@ def test_colour_tables_are_frozen_and_named():
 # What a browser says -------------------------------------------------------------------------------------------
 
 HEADER = read_header(head_view_payload(head_view(queries=3, keys=5)))[0]
-MODEL_HEADER = {"layers": 2, "heads": 3}
+MODEL_HEADER = {"layers": 2, "heads": 3, "shapes": [[1, 4, 5], [3, 4, 5]]}
 GOOD = {
     "layer": 3,
     "heads": [2, 0],
@@ -327,7 +345,9 @@ def test_no_answer_of_a_browser_breaks_the_head_view(said):
 def test_no_answer_of_a_browser_breaks_the_model_view(said):
     state = checked_model_view(said, MODEL_HEADER)
     assert set(state) <= {"open", "shared_scale"}
-    assert state["open"] is None or (state["open"]["layer"] in (0, 1) and state["open"]["head"] in (0, 1, 2))
+    assert state["open"] is None or (state["open"]["layer"], state["open"]["head"]) in (
+        (0, 0), (1, 0), (1, 1), (1, 2),
+    )  # fmt: skip
 
 
 def test_an_opened_head_is_taken():
@@ -336,6 +356,9 @@ def test_an_opened_head_is_taken():
         "head": 2,
     }
     assert checked_model_view({"open": {"layer": 2, "head": 0}}, MODEL_HEADER)["open"] is None
+    assert (
+        checked_model_view({"open": {"layer": 0, "head": 1}}, MODEL_HEADER)["open"] is None
+    )  # it has one head
     assert checked_model_view({"view": {"shared_scale": True}}, MODEL_HEADER)["shared_scale"] is True
 
 

@@ -54,6 +54,47 @@ def test_small_matrices_travel_exactly(queries: int, keys: int) -> None:
     assert header["limits"] == [0.0, float(view.weights.max())]
 
 
+@pytest.mark.parametrize(
+    ("size", "zoom", "factor", "start"),
+    [
+        ((600, 700), (10, 210, 33, 400), 1, (10, 33)),
+        (
+            (600, 700),
+            (0, 600, 0, 437),
+            None,
+            None,
+        ),  # above 512 × 512 the part would be as coarse as the whole
+        ((2048, 1500), (100, 140, 1490, 1500), 1, (100, 1490)),
+        ((2048, 1500), (0, 2048, 7, 100), 1, (0, 7)),
+        ((2048, 1500), (101, 1101, 50, 1049), 2, (50, 25)),
+        ((2048, 1500), (0, 2000, 0, 1500), None, None),
+        ((500, 500), (3, 9, 3, 9), None, None),  # the whole is exact
+        ((2048, 1500), None, None, None),
+    ],
+)
+def test_the_zoomed_part_travels_as_exactly_as_it_can(size, zoom, factor, start) -> None:  # type: ignore[no-untyped-def]
+    view = matrix(*size, zoom=zoom)
+    header, arrays = unpack(matrix_view_payload(view))
+    if factor is None:
+        assert (header["part"], "part" in arrays) == (None, False)
+        return
+    assert header["part"] == {"factor": factor, "start": list(start)}
+    part = arrays["part"]
+    assert part.dtype == np.float32
+    assert part.size <= EXACT_CELLS
+    top, left = start[0] * factor, start[1] * factor
+    assert top <= zoom[0] < top + factor
+    assert left <= zoom[2] < left + factor
+    assert top + part.shape[0] * factor >= zoom[1]
+    assert left + part.shape[1] * factor >= zoom[3]
+    for row, column in np.random.default_rng(1).integers(0, part.shape, size=(50, 2)):
+        rows, columns = (
+            slice(at + index * factor, at + (index + 1) * factor)
+            for at, index in ((top, row), (left, column))
+        )
+        assert part[row, column] == view.weights[rows, columns].max()
+
+
 def test_a_matrix_at_the_limit_is_exact_and_one_above_it_is_quantised() -> None:
     _, arrays = unpack(matrix_view_payload(matrix(512, 512)))
     assert arrays["weights"].dtype == np.float32

@@ -76,6 +76,42 @@ def test_a_page_starts_with_the_choices_on_the_screen():
     assert state(patch_maps(opacity=0.3, smooth=True))["opacity"] == 0.3
 
 
+def every_layer():
+    """Weights of six layers of three heads."""
+    return softmax_rows((6, 3, len(HOSTILE), len(HOSTILE)), seed=9)
+
+
+def test_a_head_view_takes_every_layer_along_and_opens_at_its_own():
+    layers = every_layer()
+    view = head_view(
+        weights=layers[3], pinned=("right", 3), threshold=0.1, hide_special=True, pair_filter="ab"
+    )
+    page = figure_html(view, provenance(), all_layers=layers).decode()
+    header, arrays = unpack(base64.b64decode(element(page, "text/plain")))
+    assert header["present"] == [0, 1, 2, 3, 4, 5]
+    assert arrays["weights"].nbytes == layers.size
+    alone, _ = unpack(base64.b64decode(element(page_of(view), "text/plain")))
+    assert header["state"] == alone["state"]
+    assert (header["state"]["layer"], header["state"]["filter"], header["state"]["heads"]) == (
+        3,
+        "ab",
+        [1, 2],
+    )
+    assert "This file holds all 6 layers. It opens at layer 3" in page
+    assert "all 6 layers, opened at layer 3" in page
+    assert read_provenance(page.encode(), "html") == read_provenance(page_of(view).encode(), "html")
+    assert "This file holds layer 3 alone, of the layers 0 to 5." in page_of(view)
+
+
+def test_layers_that_belong_to_no_head_view_are_refused():
+    with pytest.raises(
+        ValueError, match="figure_html: all_layers must come with a HeadView but came with a TokenS"
+    ):
+        figure_html(token_scores(), provenance(), all_layers=every_layer())
+    with pytest.raises(ValueError, match=r"all_layers must be \(6, 3, 12, 12\)"):
+        figure_html(head_view(), provenance(), all_layers=every_layer()[:5])
+
+
 @pytest.mark.parametrize("name", all_figures())
 def test_nothing_is_fetched_and_only_the_pages_own_script_may_run(name):
     page = page_of(all_figures()[name])
@@ -123,10 +159,10 @@ def test_a_component_that_cannot_be_put_inline_is_refused(monkeypatch, script, m
 # In a browser ---------------------------------------------------------------------------------------------------
 
 
-def opened(watched_page, tmp_path, figure, **changes):
+def opened(watched_page, tmp_path, figure, *, all_layers=None, **changes):
     """The page of a figure, opened from a file in a browser."""
     path = tmp_path / "figure.html"
-    path.write_bytes(figure_html(figure, provenance(**changes)))
+    path.write_bytes(figure_html(figure, provenance(**changes), all_layers=all_layers))
     watched_page.page.context.set_offline(True)
     watched_page.page.on("dialog", lambda dialog: watched_page.errors.append(f"dialog: {dialog.message}"))
     watched_page.page.goto(path.as_uri())
@@ -197,4 +233,27 @@ def test_heads_can_be_switched_in_a_page(watched_page, tmp_path):
     expected = len(visible_lines(head_view(active=(0, 2))).weights)
     page.wait_for_function(f"document.querySelector('.view-root').dataset.drawn === '{expected}'")
     assert expected < len(visible_lines(view).weights)
+    assert is_clean(watched_page)
+
+
+@pytest.mark.browser
+def test_a_reader_steps_through_the_layers_of_a_page(watched_page, tmp_path):
+    layers = every_layer()
+    choices = {"active": (0, 2), "threshold": 0.02, "hide_special": True}
+    page = opened(watched_page, tmp_path, head_view(weights=layers[3], **choices), all_layers=layers)
+    root = page.locator("#attnscope-view .view-root[data-drawn]")
+
+    def check(layer):
+        expected = visible_lines(head_view(weights=layers[layer], **choices))
+        root.and_(page.locator(f"[data-layer='{layer}']")).wait_for()
+        found = [int(root.get_attribute(f"data-{part}")) for part in ("drawn", "candidates", "cutoff")]
+        assert found == [len(expected.weights), expected.candidates, expected.cutoff]
+
+    check(3)
+    page.get_by_role("button", name="Next layer").click()
+    check(4)
+    page.locator("select.lines-select").select_option("0")
+    check(0)
+    assert page.locator("select.lines-select option:not([disabled])").count() == 6
+    assert page.get_by_label("Special tokens").is_checked() is False
     assert is_clean(watched_page)

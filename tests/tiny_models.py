@@ -16,6 +16,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from tests.oracles.bands import absolute_positions
+from tests.oracles.windows import over_the_grid
+
 Kind = Literal["encoder", "decoder", "cross"]
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
 
@@ -70,7 +73,8 @@ class Architecture:
         prefix_tokens: positions before the first patch or word that are not part of the picture (vision only).
         path: through the seam, or by the library's own ``output_attentions``.
         sharpness: factor on query and key projections.
-        windows: windows a picture is cut into, by layer; a map's batch is then pictures × windows.
+        windows: (grid, window, shift) of each layer of a model that attends inside windows of a grid.
+        banded: the library hands the encoder's weights out at relative positions, beside those of global tokens.
     """
 
     name: str
@@ -85,7 +89,8 @@ class Architecture:
     prefix_tokens: int = 0
     path: Literal["seam", "fallback"] = "seam"
     sharpness: float = 2.0
-    windows: tuple[int, ...] | None = None
+    windows: tuple[tuple[tuple[int, int], int, int], ...] | None = None
+    banded: bool = False
     left_batch: Callable[[], Batch] | None = field(default=None)
 
     def build(self, *, eager: bool = False, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
@@ -110,7 +115,7 @@ class Architecture:
 
 
 QUERY_OR_KEY = re.compile(
-    r"(^|[._])(q|k|query|key|q_lin|k_lin|q_proj|k_proj|query_proj|key_proj|query_key_value|c_attn|Wqkv|qkv)[.]weight$"
+    r"(^|[._])(q|k|query|key|q_lin|k_lin|q_proj|k_proj|query_proj|key_proj|query_global|key_global|query_key_value|c_attn|Wqkv|qkv)[.]weight$"
 )
 
 
@@ -130,7 +135,9 @@ def sharpen(module: nn.Module, *, seed: int, sharpness: float) -> None:
         for name, parameter in module.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             owner = owners[name]
-            if parameter.ndim < 2:
+            if name.endswith("logit_scale"):  # the logarithm of what multiplies cosines
+                parameter.copy_(2.0 + 0.2 * noise)
+            elif parameter.ndim < 2:
                 centred = name.endswith("bias") or "Gemma" in type(owner).__name__
                 parameter.copy_(0.2 * noise + (0.0 if centred else 1.0))
             elif isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | transformers.pytorch_utils.Conv1D):
@@ -191,6 +198,18 @@ def pair_batch() -> Batch:
         "decoder_attention_mask": target_valid.long(),
     }
     return Batch(tensors, valid, target_valid)
+
+
+def with_global_tokens(batch: Callable[[], Batch]) -> Callable[[], Batch]:
+    """The same texts with global attention on two tokens of the first and on one of the second."""
+
+    def made() -> Batch:
+        plain = batch()
+        chosen = torch.zeros_like(plain.tensors["attention_mask"])
+        chosen[0, 0] = chosen[0, 7] = chosen[1, 2] = 1
+        return Batch({**plain.tensors, "global_attention_mask": chosen}, plain.valid, plain.target_valid)
+
+    return made
 
 
 def picture_batch(height: int = 16, width: int = 16) -> Callable[[], Batch]:
@@ -296,6 +315,41 @@ def _vision(
     )  # fmt: skip
 
 
+def _swin(
+    name: str,
+    family: str,
+    prefix: str,
+    special: str,
+    *,
+    path: Literal["seam", "fallback"] = "seam",
+    last_shift: int = 2,
+) -> Architecture:
+    """A Swin of two stages on pictures of 36 × 44 pixels, which neither windows nor merges divide evenly."""
+    first, second = (9, 11), (5, 6)
+    return Architecture(
+        name,
+        family,
+        f"{prefix}Model",
+        (
+            f"{prefix}Config",
+            {
+                "image_size": 32,
+                "patch_size": 4,
+                "embed_dim": 16,
+                "depths": [2, 2],
+                "num_heads": [2, 4],
+                "window_size": 4,
+            },
+        ),
+        picture_batch(36, 44),
+        layers={"encoder": 4},
+        heads=(2, 2, 4, 4),
+        windows=((first, 4, 0), (first, 4, 2), (second, 4, 0), (second, 4, last_shift)),
+        special=special,
+        path=path,
+    )
+
+
 ARCHITECTURES: tuple[Architecture, ...] = (
     _encoder("BERT", "bert", "BertForSequenceClassification", "BertConfig", "absolute positions, segments"),
     _encoder("RoBERTa", "roberta", "RobertaModel", "RobertaConfig", "positions counted from the padding index"),
@@ -359,13 +413,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "no class token; its pooling head's own attention is not a layer", prefix_tokens=0),
     _vision("BEiT", "beit", "BeitModel", "BeitConfig", "relative position bias from a table a layer",
             prefix_tokens=1, use_relative_position_bias=True),
-    Architecture(
-        "Swin", "swin", "SwinModel",
-        ("SwinConfig", {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],
-                        "window_size": 4}),
-        picture_batch(32, 32), layers={"encoder": 4}, heads=(2, 2, 4, 4), windows=(4, 4, 1, 1),
-        special="maps are windows of 4 × 4 patches, shifted in the second layer, with relative bias",
-    ),
+    _swin("Swin", "swin", "Swin",
+          "windows of 4 × 4 of 9 × 11, then 5 × 6 patches (padded), shifted in every second layer; relative bias"),
+    _swin("Swin V2", "swinv2", "Swinv2",
+          "windows as Swin's, shifted in the second layer; cosine attention, does not use the attention interface",
+          path="fallback", last_shift=0),
+    _swin("Donut Swin", "donut-swin", "DonutSwin",
+          "windows as Swin's; does not use the attention interface", path="fallback"),
     Architecture(
         "Whisper", "whisper", "WhisperForConditionalGeneration",
         ("WhisperConfig", BART_LIKE | {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 64,
@@ -380,6 +434,20 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _decoder("Bloom", "bloom", "BloomForCausalLM", "BloomConfig", "ALiBi; does not use the attention interface",
              {"vocab_size": 99, "hidden_size": 32, "n_layer": 3, "n_head": 4, "pad_token_id": 2, "bos_token_id": 0,
               "eos_token_id": 2}, path="fallback", left_batch=left_padded_batch_own_positions),
+    Architecture(
+        "Longformer", "longformer", "LongformerForMaskedLM",
+        ("LongformerConfig", BERT_LIKE | {"attention_window": [4, 8, 4], "sep_token_id": 2}),
+        with_global_tokens(text_batch), layers=ENCODER, path="fallback", banded=True,
+        special="kept as a band of ±2, ±4, ±2 tokens and global tokens; does not use the attention interface",
+    ),
+    Architecture(
+        "LED", "led", "LEDForConditionalGeneration",
+        ("LEDConfig", {name: value for name, value in BART_LIKE.items() if name != "max_position_embeddings"}
+         | {"attention_window": [4, 8, 4], "max_encoder_position_embeddings": 64,
+            "max_decoder_position_embeddings": 64}),
+        with_global_tokens(pair_batch), layers=BOTH, path="fallback", banded=True, sharpness=1.5,
+        special="encoder kept as a band, as Longformer; does not use the attention interface",
+    ),
 )  # fmt: skip
 
 BY_NAME: Mapping[str, Architecture] = {architecture.name: architecture for architecture in ARCHITECTURES}
@@ -399,14 +467,42 @@ def library_weights(
 ) -> dict[Kind, tuple[Tensor, ...]]:
     """The library's own eager ``output_attentions`` by kind: tuples of (B, H, Q, K).
 
-    Swin reports the last layer of each stage alone; its attention modules return all of them, so they are read there.
+    Swin reports the last layer of each stage alone; its attention modules return all of them, so they are read there,
+    and written out over the grid.
     """
     if architecture.windows is not None:
-        return {"encoder": _weights_that_modules_return(module, "SwinAttention", tensors)}
+        attention = f"{architecture.model.removesuffix('Model')}Attention"
+        found = _weights_that_modules_return(module, attention, tensors)
+        cuts = zip(found, architecture.windows, strict=True)
+        return {"encoder": tuple(torch.from_numpy(over_the_grid(w.numpy(), *cut)).float() for w, cut in cuts)}
     output = library_run(module, tensors, output_attentions=True)
+    if architecture.banded:
+        prefix = "encoder_" if len(architecture.layers) > 1 else ""
+        output[f"{prefix}attentions"] = _absolute(
+            output[f"{prefix}attentions"],
+            output[f"{prefix}global_attentions"],
+            tensors["global_attention_mask"] * tensors["attention_mask"],
+        )
     if len(architecture.layers) == 1:
         return {kind: tuple(output["attentions"]) for kind in architecture.layers}
     return {kind: tuple(output[f"{kind}_attentions"]) for kind in architecture.layers}
+
+
+def _absolute(
+    layers: tuple[Tensor, ...], of_global: tuple[Tensor, ...], chosen: Tensor
+) -> tuple[Tensor, ...]:
+    """Weights at relative positions as (B, H, N, N)."""
+    return tuple(
+        torch.stack(
+            [
+                torch.from_numpy(
+                    absolute_positions(band.numpy(), rows.numpy(), is_global.bool().numpy())
+                ).float()
+                for band, rows, is_global in zip(weights, globals_, chosen, strict=True)
+            ]
+        )
+        for weights, globals_ in zip(layers, of_global, strict=True)
+    )
 
 
 def _weights_that_modules_return(
@@ -418,7 +514,7 @@ def _weights_that_modules_return(
         for child in module.modules()
         if type(child).__name__ == class_name
     ]
-    library_run(module, tensors)
+    library_run(module, tensors, output_attentions=True)
     for handle in handles:
         handle.remove()
     return tuple(found)

@@ -4,7 +4,8 @@ Every attention layer of the library calls a function that a program may registe
 ``IMPLEMENTATION``, when it is imported; it computes with ``attn_core`` and records what the layer used: query and key
 after rotary embedding, mask rule, bias, scale and soft cap. Masks are kept as rules, not as n × n arrays.
 
-Models that do not go through the interface (DeBERTa-v2, Bloom ...) are captured through ``output_attentions``.
+Models that do not go through the interface (DeBERTa-v2, Bloom, Longformer ...) are captured through
+``output_attentions``.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
+from analysis.hf.bands import BandLayout, band_layer, band_notes, banded_map
+from analysis.hf.bias import watching_tables
+from analysis.hf.windows import Grid, WindowCall, stored_windows, watching_windows, windowed_notes
 from attn_core.errors import UnsupportedModelError
-from attn_core.maps import AttentionMap, DenseMap, FactoredMap
+from attn_core.maps import AttentionMap, DenseMap
 from attn_core.masks import MaskRule
-from attn_core.seam import Recorded, model_attention, recording
+from attn_core.seam import Recorded, bias_made_from, known_table, model_attention, recording
 from attn_core.torch_modules import recording_multihead
 
 IMPLEMENTATION = "attnscope"
@@ -82,6 +86,12 @@ class RuleMask(torch.Tensor):
         others = [a for a in args if isinstance(a, Tensor) and not isinstance(a, RuleMask)]
         dtype = next((a.dtype for a in others if a.is_floating_point()), torch.float32)
 
+        if getattr(func, "__name__", "") == "add" and len(others) == 1 and not kwargs:
+            mask = next(a for a in args if isinstance(a, RuleMask))
+            unchanged = _plus_nothing(others[0], mask)
+            if unchanged is not None:
+                return unchanged
+
         def plain(value: Any) -> Any:
             if not isinstance(value, RuleMask):
                 return value
@@ -93,6 +103,16 @@ class RuleMask(torch.Tensor):
             )
 
         return func(*(plain(a) for a in args), **{name: plain(value) for name, value in kwargs.items()})
+
+
+def _plus_nothing(bias: Tensor, mask: RuleMask) -> Tensor | None:
+    """A bias (BEiT's) plus a mask that allows every pair: the bias, still known by the table that it is read from."""
+    table = known_table(bias) if mask.rule.is_trivial and bias.shape[2:] == mask.shape[2:] else None
+    if table is None:
+        return None
+    total = bias.expand(max(bias.shape[0], mask.shape[0]), -1, -1, -1)
+    bias_made_from(total, table)
+    return total
 
 
 _METADATA = frozenset(
@@ -217,6 +237,8 @@ class AttentionTrace:
         encoder, decoder, cross: one map a layer, for the whole batch. Decoder-only models fill ``decoder``.
         fallback: the weights came from ``output_attentions``, since the model does not use the interface.
         notes: what a reader must know.
+        grids: rows and columns of each encoder layer that attends inside windows of a grid, None for a layer that
+            does not or whose windows could not be placed; () where no layer has windows.
     """
 
     encoder: tuple[AttentionMap, ...] = ()
@@ -224,6 +246,7 @@ class AttentionTrace:
     cross: tuple[AttentionMap, ...] = ()
     fallback: bool = False
     notes: tuple[str, ...] = ()
+    grids: tuple[Grid | None, ...] = ()
 
     def item(self, index: int) -> AttentionTrace:
         """The trace of one batch item, padding cut out: equal to the trace of the item alone.
@@ -232,22 +255,23 @@ class AttentionTrace:
             IndexError: if there is no such item.
         """
         decoder_rows = _valid_rows(self.decoder, index)
+        encoder = tuple(m.item(index) for m in self.encoder)
         return AttentionTrace(
-            encoder=tuple(m.item(index) for m in self.encoder),
+            encoder=encoder,
             decoder=tuple(m.item(index) for m in self.decoder),
             cross=tuple(m.item(index, rows=decoder_rows) for m in self.cross),
             fallback=self.fallback,
-            notes=self.notes,
+            notes=tuple(dict.fromkeys(self.notes + band_notes(encoder))),
+            grids=self.grids,
         )
 
 
 def _valid_rows(maps: tuple[AttentionMap, ...], index: int) -> Tensor | None:
     """Query positions of an item that are no padding, as the decoder's own self-attention tells."""
-    rule = getattr(maps[0], "rule", None) if maps else None
-    if rule is None or rule.key_valid is None or maps[0].queries != maps[0].keys:
+    valid = _rule_of(maps[0]).key_valid if maps else None
+    if valid is None or maps[0].queries != maps[0].keys:
         return None
-    kept: Tensor = rule.key_valid[index].nonzero()[:, 0]
-    return kept
+    return valid[index].nonzero()[:, 0]
 
 
 @contextmanager
@@ -269,13 +293,22 @@ def capture(module: nn.Module) -> Iterator[AttentionTrace]:
             yield trace
         _fill_from_layers(trace, layers)
     elif uses_interface(module):
-        with _switched(module), recording() as record:
+        with (
+            watching_windows(module, ask_weights=False) as windows,
+            _switched(module),
+            recording() as record,
+            watching_tables(module),
+        ):
             yield trace
         _fill_from_calls(trace, module, record.calls)
+        _place_windows(trace, record.calls, windows)
     else:
-        with _attentions_requested(module) as outputs:
+        with watching_windows(module, ask_weights=True) as windows, _attentions_requested(module) as asked:
             yield trace
-        _fill_from_outputs(trace, module, outputs)
+        if windows:
+            _fill_from_windows(trace, module, windows)
+        else:
+            _fill_from_outputs(trace, module, asked.passes)
     if not (trace.encoder or trace.decoder or trace.cross):
         raise UnsupportedModelError(
             f"capture: no attention of {type(module).__name__} was seen; call the model inside the block, "
@@ -346,7 +379,7 @@ def _fill_from_calls(trace: AttentionTrace, module: PreTrainedModel, calls: list
     names = {id(part): name for name, part in module.named_modules()}
     maps: dict[Kind, list[AttentionMap]] = {"encoder": [], "decoder": [], "cross": []}
     own = [call for call in calls if id(call.module) in names]  # another model may be called inside the block
-    steps: dict[int, list[FactoredMap]] = {}
+    steps: dict[int, list[AttentionMap]] = {}
     for call in own:
         steps.setdefault(id(call.module), []).append(call.map)
     generating = any(_grows(layers) for layers in steps.values())
@@ -360,7 +393,36 @@ def _fill_from_calls(trace: AttentionTrace, module: PreTrainedModel, calls: list
     trace.encoder, trace.decoder, trace.cross = (tuple(maps[k]) for k in ("encoder", "decoder", "cross"))
 
 
-def _grows(layers: list[FactoredMap]) -> bool:
+def _place_windows(trace: AttentionTrace, calls: list[Recorded], windows: list[WindowCall]) -> None:
+    """Read the maps of windowed layers over their grids."""
+    if not windows:
+        return
+    waiting = list(windows)
+    placed: dict[int, WindowCall] = {}
+    for call in calls:
+        if waiting and any(call.module is part for part in waiting[0].attention.modules()):
+            placed[id(call.map)] = waiting.pop(0)
+    found = [placed.get(id(layer)) for layer in trace.encoder]
+    trace.grids = tuple(window.grid if window else None for window in found)
+    trace.encoder = tuple(
+        window.over_the_grid(layer) if window else layer
+        for layer, window in zip(trace.encoder, found, strict=True)
+    )
+    trace.notes += windowed_notes(windows)
+
+
+def _fill_from_windows(trace: AttentionTrace, module: PreTrainedModel, windows: list[WindowCall]) -> None:
+    trace.fallback = True
+    trace.encoder = stored_windows(windows)
+    trace.grids = tuple(window.grid for window in windows if window.weights is not None)
+    trace.notes = (
+        f"{type(module).__name__} does not use transformers' attention interface: its weights were read from its "
+        "attention modules, so every layer holds the weights of its windows.",
+        *windowed_notes(windows),
+    )
+
+
+def _grows(layers: list[AttentionMap]) -> bool:
     """Whether the calls of one layer are steps of a generation with a cache: each adds its queries to the keys."""
     return len(layers) > 1 and all(
         after.keys == before.keys + after.queries and after.batch == before.batch
@@ -368,12 +430,12 @@ def _grows(layers: list[FactoredMap]) -> bool:
     )
 
 
-def _stitched(layers: list[FactoredMap]) -> DenseMap:
+def _stitched(layers: list[AttentionMap]) -> DenseMap:
     """One map of all steps of a generation: the rows of each step below those of the step before, later keys 0."""
     keys = layers[-1].keys
     rows = [nn.functional.pad(step.weights(), (0, keys - step.keys)) for step in layers]
     weights = torch.cat(rows, dim=2)
-    valid = layers[-1].rule.key_valid
+    valid = _rule_of(layers[-1]).key_valid
     return DenseMap(
         stored=weights,
         row_valid=valid if weights.shape[2] == keys else None,
@@ -382,13 +444,19 @@ def _stitched(layers: list[FactoredMap]) -> DenseMap:
     )
 
 
+def _rule_of(layer: AttentionMap) -> MaskRule:
+    """The mask rule of a map that has one; a rule that allows all for one that keeps its weights."""
+    rule: MaskRule = getattr(layer, "rule", None) or MaskRule()
+    return rule
+
+
 def _kind(module: PreTrainedModel, name: str, call: Recorded) -> Kind:
     lowered = name.lower()
     if any(part in lowered for part in _CROSS_NAMES):
         return "cross"
     if module.config.is_encoder_decoder:
         return "decoder" if "decoder" in lowered.split(".") else "encoder"
-    causal = getattr(call.module, "is_causal", False) or call.map.rule.causal
+    causal = getattr(call.module, "is_causal", False) or _rule_of(call.map).causal
     return "decoder" if causal or getattr(module.config, "is_decoder", False) else "encoder"
 
 
@@ -406,66 +474,106 @@ def _fill_from_layers(trace: AttentionTrace, layers: list[tuple[str, DenseMap]])
 
 
 # Fallback: the model's own output_attentions, asked for and read by hooks that only act for this context.
-_asked: ContextVar[list[Any] | None] = ContextVar("analysis_hf_attentions", default=None)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Output of one forward pass, what it was given, and the layout of attention within windows, where it is that."""
+
+    output: Any
+    given: dict[str, Any]
+    layout: BandLayout | None
+
+
+@dataclass
+class _Asked:
+    passes: list[_Pass] = field(default_factory=list)
+    layout: BandLayout | None = None  # of the pass that is under way
+
+
+_asked: ContextVar[_Asked | None] = ContextVar("analysis_hf_attentions", default=None)
 
 
 @contextmanager
-def _attentions_requested(module: PreTrainedModel) -> Iterator[list[Any]]:
-    outputs: list[Any] = []
-    token = _asked.set(outputs)
+def _attentions_requested(module: PreTrainedModel) -> Iterator[_Asked]:
+    asked = _Asked()
+    token = _asked.set(asked)
 
     # A hook that is removed while another thread runs the model may still be called there, and without its kwargs
     # (torch looks the flag up after it has listed the hooks), so it asks whose call this is before it reads them.
     def ask(_: nn.Module, args: tuple[Any, ...], *more: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if _asked.get() is not outputs:
+        if _asked.get() is not asked:
             return None
         (kwargs,) = more
         return args, {**kwargs, "output_attentions": True, "return_dict": True}
 
     def read(_: nn.Module, __: tuple[Any, ...], *more: Any) -> None:
-        if _asked.get() is outputs:
+        if _asked.get() is asked:
             kwargs, output = more
-            outputs.append((output, kwargs.get("attention_mask")))
+            asked.passes.append(_Pass(output, kwargs, asked.layout))
+            asked.layout = None
+
+    def look(_: nn.Module, __: tuple[Any, ...], *more: Any) -> None:
+        if _asked.get() is asked:
+            (kwargs,) = more
+            asked.layout = BandLayout(kwargs["is_index_masked"], kwargs["is_index_global_attn"])
 
     hooks = [
         module.register_forward_pre_hook(ask, with_kwargs=True),
         module.register_forward_hook(read, with_kwargs=True),
     ]
+    windowed = band_layer(module)
+    if windowed is not None:
+        hooks.append(windowed.register_forward_pre_hook(look, with_kwargs=True))
     try:
-        yield outputs
+        yield asked
     finally:
         for hook in hooks:
             hook.remove()
         _asked.reset(token)
 
 
-def _fill_from_outputs(trace: AttentionTrace, module: PreTrainedModel, outputs: list[Any]) -> None:
+def _fill_from_outputs(trace: AttentionTrace, module: PreTrainedModel, passes: list[_Pass]) -> None:
     trace.fallback = True
+    held = "window around each token" if band_layer(module) is not None else "n × n array"
     trace.notes = (
         f"{type(module).__name__} does not use transformers' attention interface: its weights were read through "
-        "output_attentions, so every layer holds its n × n array.",
+        f"output_attentions, so every layer holds its {held}.",
     )
     causal = getattr(module.config, "is_decoder", False) or module.config.model_type in _CAUSAL_FALLBACKS
-    for output, mask in outputs:
-        valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
-        own = tuple(
-            _stored(_square(w, module), valid, valid) for w in output.get("attentions") or () if w is not None
-        )
-        trace.encoder += tuple(
-            _stored(w, valid, valid) for w in output.get("encoder_attentions") or () if w is not None
-        )
+    for done in passes:
+        valid, target = _valid(done, "attention_mask"), _valid(done, "decoder_attention_mask")
+        own = _self_attention(module, done, "", valid)
+        trace.encoder += _self_attention(module, done, "encoder_", valid)
         trace.encoder += () if causal else own
         trace.decoder += own if causal else ()
-        trace.decoder += tuple(_stored(w, None, None) for w in output.get("decoder_attentions") or ())
-        trace.cross += tuple(_stored(w, None, valid) for w in output.get("cross_attentions") or ())
+        trace.decoder += tuple(
+            _stored(w, target, target) for w in done.output.get("decoder_attentions") or ()
+        )
+        trace.cross += tuple(_stored(w, target, valid) for w in done.output.get("cross_attentions") or ())
+
+
+def _valid(done: _Pass, name: str) -> Tensor | None:
+    mask = done.given.get(name)
+    return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
+def _self_attention(
+    module: PreTrainedModel, done: _Pass, prefix: str, valid: Tensor | None
+) -> tuple[AttentionMap, ...]:
+    weights = done.output.get(f"{prefix}attentions") or ()
+    if done.layout is None:
+        return tuple(_stored(_square(w, module), valid, valid) for w in weights if w is not None)
+    of_global = done.output.get(f"{prefix}global_attentions") or (None,) * len(weights)
+    return tuple(banded_map(w, g, done.layout) for w, g in zip(weights, of_global, strict=True))
 
 
 def _square(weights: Tensor, module: nn.Module) -> Tensor:
-    """Self-attention over all positions; a band of neighbours is not one.
+    """Self-attention over all positions; chunks of neighbours are not one.
 
     Raises:
-        UnsupportedModelError: Longformer and its kin hand out windows at relative positions, which read as a map of
-            queries and keys would be wrong.
+        UnsupportedModelError: some models hand out windows at relative positions, which read as a map of queries and
+            keys would be wrong.
     """
     if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
         raise UnsupportedModelError(
@@ -479,4 +587,10 @@ _CAUSAL_FALLBACKS = frozenset({"bloom", "codegen", "ctrl", "xlnet", "gptj", "mpt
 
 
 def _stored(weights: Tensor, row_valid: Tensor | None, key_valid: Tensor | None) -> DenseMap:
-    return DenseMap(stored=weights.detach(), row_valid=row_valid, key_valid=key_valid)
+    """A map without its padding, where the mask is that of its positions and not of a step with a cache."""
+    queries, keys = weights.shape[2:]
+    return DenseMap(
+        stored=weights.detach(),
+        row_valid=row_valid if row_valid is not None and row_valid.shape[1] == queries else None,
+        key_valid=key_valid if key_valid is not None and key_valid.shape[1] == keys else None,
+    )

@@ -26,6 +26,9 @@ _PRE_NORMS = (
 # ``self_attn_layer_norm`` stands before the attention in these families, and after it in BART and Marian.
 _PRE_NORM_SEQ2SEQ = frozenset({"whisper", "mbart", "pegasus", "m2m_100", "blenderbot", "speech_to_text"})
 
+# ``layernorm_before`` stands behind the attention here.
+_NORM_AFTER = frozenset({"swinv2", "swin2sr"})
+
 # Post-norm encoders: the attention reads what the block before it, or the embeddings, gave out. Name of the blocks,
 # and of what comes before the first (ELECTRA widens narrow embeddings in a module of its own).
 _POST_NORM_BLOCKS = {
@@ -152,6 +155,11 @@ def flexible_image_size(config: PreTrainedConfig, module: PreTrainedModel) -> bo
     return "interpolate_pos_encoding" in inspect.signature(module.forward).parameters
 
 
+def pads_to_whole_patches(module: nn.Module) -> bool:
+    """Whether a picture that is no whole number of patches is padded with zeros (Swin) instead of cut."""
+    return any(hasattr(part, "maybe_pad") and hasattr(part, "projection") for part in module.modules())
+
+
 def attention_inputs(config: PreTrainedConfig, module: PreTrainedModel) -> tuple[str, ...]:
     """Names of the modules whose output (or its first part) enters each self-attention; () where not known.
 
@@ -166,7 +174,7 @@ def attention_inputs(config: PreTrainedConfig, module: PreTrainedModel) -> tuple
 
 
 def _pre_norm_names(config: PreTrainedConfig, module: nn.Module) -> Iterator[str]:
-    children = set(_PRE_NORMS)
+    children = set(_PRE_NORMS) - ({"layernorm_before"} if config.model_type in _NORM_AFTER else set())
     if config.model_type in _PRE_NORM_SEQ2SEQ or getattr(config, "do_layer_norm_before", False):
         children.add("self_attn_layer_norm")
     known = {name for name, _ in module.named_modules()}

@@ -75,15 +75,17 @@ def draw_scale_bar(
     unit: str,
     *,
     scale: Literal["linear", "sqrt"] = "linear",
+    over: bool = False,
 ) -> None:
-    """An upright colour bar with five numbers and its unit."""
+    """An upright colour bar with five numbers and its unit; ``over`` marks that some values lie above its end."""
     ramp = np.ascontiguousarray(colour_table(name)[::-1, None, :])
     sheet.image(x, y, 0.11, height, np.repeat(ramp, 8, axis=1))
     sheet.box(x, y, 0.11, height, edge=FAINT, line=0.5)
     low, high = limits
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         value = low + (share**2 if scale == "sqrt" else share) * (high - low)
-        sheet.text(x + 0.17, y + height * (1 - share), short_number(value), size=SMALL_SIZE, colour=MUTED)
+        number = f"≥ {short_number(value)}" if over and share == 1.0 else short_number(value)
+        sheet.text(x + 0.17, y + height * (1 - share), number, size=SMALL_SIZE, colour=MUTED)
     sheet.text(x + 0.68, y + height / 2, unit, size=SMALL_SIZE, colour=MUTED, align="center", angle=90)
 
 

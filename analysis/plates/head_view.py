@@ -229,7 +229,7 @@ def _lanes(view: HeadView, row: float) -> NDArray[np.float64]:
 
 
 def chip_places(view: HeadView, room: float) -> list[tuple[float, int]]:
-    """Inches from the left, and the line, of each head's chip; heads of one key-value head stay on a line if they fit."""
+    """Inches from the left, and the line, of each head's chip; a group that fits on a line stays on one."""
     places: list[tuple[float, int]] = []
     x, line = 0.0, 0
     for _, members in groupby(range(view.weights.shape[0]), key=lambda head: _group(view, head)):

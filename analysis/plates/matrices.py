@@ -25,7 +25,7 @@ from analysis.plates.frame import (
     row_height,
 )
 from analysis.raster import Pixels, coloured, enlarged
-from analysis.visible import matrix_limits, matrix_window, pooled, score_limits, short_label
+from analysis.visible import above_scale, matrix_limits, matrix_window, pooled, score_limits, short_label
 
 
 def draw_matrix_view(view: MatrixView, words: Words, fonts: Fonts) -> Sheet:
@@ -63,7 +63,9 @@ def draw_matrix_view(view: MatrixView, words: Words, fonts: Fonts) -> Sheet:
             x, y = left + cell * (column + 0.5) - edge / 2, top + cell * (row + 0.5) - edge / 2
             sheet.mark(x, y, edge, edge)
     limits = matrix_limits(view)
-    draw_scale_bar(sheet, left + wide + 0.2, top, bar, limits, view.colour_map, view.unit, scale=view.scale)
+    over = bool(above_scale(view.weights, limits).any())
+    place = left + wide + 0.2
+    draw_scale_bar(sheet, place, top, bar, limits, view.colour_map, view.unit, scale=view.scale, over=over)
     return sheet
 
 
@@ -141,7 +143,8 @@ def draw_token_scores(view: TokenScores, words: Words, fonts: Fonts) -> Sheet:
         )
     _draw_bars(sheet, view, colours, limits, TOP + start, row, size)
     bar, place = float(np.clip(bars, 1.2, 2.2)), sheet.width - MARGIN - 0.78
-    draw_scale_bar(sheet, place, TOP, bar, limits, view.colour_map, view.unit, scale=view.scale)
+    over = bool(above_scale(view.scores, limits).any())
+    draw_scale_bar(sheet, place, TOP, bar, limits, view.colour_map, view.unit, scale=view.scale, over=over)
     return sheet
 
 
@@ -172,7 +175,8 @@ def _draw_bars(
     """A bar for each token from zero, in the token's colour, with its value."""
     everyone = np.arange(len(view.tokens), dtype=np.intp)
     left = MARGIN + column_width(view.tokens, everyone, size, sheet.fonts)
-    room = sheet.width - MARGIN - 1.6 - left
+    beyond = above_scale(view.scores, limits)
+    room = sheet.width - MARGIN - (2.3 if beyond.any() else 1.6) - left
     low, high = min(limits[0], 0.0), max(limits[1], 0.0)
     unit = room / (high - low)
     zero = left + 0.08 - low * unit
@@ -186,7 +190,8 @@ def _draw_bars(
             continue
         length = (float(np.clip(score, low, high))) * unit
         sheet.box(zero + min(length, 0), y - row * 0.33, abs(length), row * 0.66, fill=colours[index] / 255)
-        sheet.text(zero + max(length, 0) + 0.06, y, f"{score:.3g}", size=min(SMALL_SIZE, size), colour=MUTED)
+        value = f"{score:.3g}" + (", above the scale" if beyond[index] else "")
+        sheet.text(zero + max(length, 0) + 0.06, y, value, size=min(SMALL_SIZE, size), colour=MUTED)
         if index == view.source:
             sheet.box(
                 left - width - 0.05, y - row * 0.46, width + 0.1, row * 0.92, edge=INK, line=0.9, radius=0.03

@@ -18,7 +18,7 @@ from analysis.plates.frame import (
     new_sheet,
     short_number,
 )
-from analysis.raster import enlarged, mosaic, overlay
+from analysis.raster import mosaic, overlay
 from analysis.visible import patch_limits, short_label, thumbnail_limits
 
 
@@ -34,7 +34,8 @@ def draw_model_view(view: ModelView, words: Words, fonts: Fonts) -> Sheet:
     bar = float(np.clip(down * cell, 1.2, 3.0))
     width = max(left + across * cell + 1.25, 5.2)
     sheet = new_sheet(width, top - TOP + max(down * cell, bar), words, fonts)
-    pixels = enlarged(mosaic(view, colour_table(view.colour_map), gap=gap), PICTURE_SIDE)
+    times = max(1, PICTURE_SIDE // max(across, down))
+    pixels = mosaic(view, colour_table(view.colour_map), gap=gap, times=times)
     sheet.image(left, top, across * cell, down * cell, pixels)
     _label_tiles(sheet, view, (left, top), (cell * (columns + gap), cell * (rows + gap)), cell * gap)
     highest = float(thumbnail_limits(view).max(initial=0.0))

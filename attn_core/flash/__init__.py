@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from attn_core.bias import Bias
 from attn_core.checks import check_query_key_value
 from attn_core.flash.fused import fused_attention, fused_reason
 from attn_core.flash.tiled import tiled_attention
@@ -25,7 +26,7 @@ def flash_attention(
     value: Tensor,
     *,
     rule: MaskRule | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -45,7 +46,7 @@ def flash_attention(
         ValueError: if shapes do not belong together, or the named implementation cannot compute this.
     """
     check_query_key_value(query, key, value, "flash_attention")
-    reason = fused_reason(query, value, softcap=softcap, sinks=sinks)
+    reason = fused_reason(query, value, bias=bias, softcap=softcap, sinks=sinks)
     if impl == "fused" and reason is not None:
         raise ValueError(
             f"flash_attention: impl='fused' cannot compute this because {reason}; use impl='auto'."

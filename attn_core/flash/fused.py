@@ -11,11 +11,14 @@ import math
 import torch
 from torch import Tensor
 
+from attn_core.bias import Bias, dense_bias, needs_gradient
 from attn_core.functional import AttentionOutput, repeat_groups, resolve_scale
 from attn_core.masks import MaskRule
 
 
-def fused_reason(query: Tensor, value: Tensor, *, softcap: float | None, sinks: Tensor | None) -> str | None:
+def fused_reason(
+    query: Tensor, value: Tensor, *, bias: Bias | None, softcap: float | None, sinks: Tensor | None
+) -> str | None:
     """Why the fused operator cannot be used, or None when it can."""
     if query.device.type != "cpu":
         return f"no operator with a log-sum-exp is wired up for {query.device.type}"
@@ -23,6 +26,8 @@ def fused_reason(query: Tensor, value: Tensor, *, softcap: float | None, sinks: 
         return "scores are soft-capped or have sinks"
     if query.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         return f"dtype {query.dtype}"
+    if needs_gradient(bias):
+        return "the bias needs a gradient"
     if query.shape[3] != value.shape[3]:
         return f"value width {value.shape[3]} differs from key width {query.shape[3]}"
     if 0 in query.shape or 0 in value.shape:
@@ -36,7 +41,7 @@ def fused_attention(
     value: Tensor,
     *,
     rule: MaskRule | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     scale: float | None = None,
 ) -> AttentionOutput:
     """As ``attn_core.functional.attention``, by PyTorch's flash kernel for CPUs.
@@ -46,7 +51,7 @@ def fused_attention(
     batch, heads, queries, width = query.shape
     keys = key.shape[2]
     causal = rule is not None and rule.is_plain_causal and bias is None and queries == keys
-    mask = None if causal else _additive_mask(rule, bias, query, keys)
+    mask = None if causal else _additive_mask(rule, dense_bias(bias), query, keys)
     context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query,
         repeat_groups(key, heads),

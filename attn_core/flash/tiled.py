@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attn_core.bias import Bias, bias_block
 from attn_core.functional import (
     AttentionOutput,
     at_least_float32,
@@ -24,22 +25,13 @@ def strip_rows(batch_heads: int, keys: int, *, elements: int = STRIP_ELEMENTS) -
     return max(1, elements // max(1, batch_heads * keys))
 
 
-def bias_block(bias: Tensor | None, rows: slice, columns: slice) -> Tensor | None:
-    """The part of a bias that belongs to a block; axes of size one stay as they are."""
-    if bias is None:
-        return None
-    row = rows if bias.shape[-2] > 1 else slice(None)
-    column = columns if bias.shape[-1] > 1 else slice(None)
-    return bias[..., row, column]
-
-
 def tiled_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
     rule: MaskRule | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,

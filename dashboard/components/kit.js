@@ -169,11 +169,12 @@ function makeScaleBar(parent) {
   const ticks = make("div", "view-scale-ticks", { parent: bar });
   return {
     element,
-    update({ lut, low, high, scale = "linear", text, words = null }) {
+    update({ lut, low, high, scale = "linear", text, words = null, over = false }) {
       unit.textContent = text;
       paintLevels(strip, Uint8Array.from({ length: 256 }, (_, level) => level), 256, 1, lut);
       const shares = high > low ? [0, 0.25, 0.5, 0.75, 1] : [0, 1];
       const labels = words ?? shares.map((share) => shortText(valueAt(share, low, high, scale)));
+      if (over) labels[labels.length - 1] = `≥ ${labels.at(-1)}`; // some values lie beyond
       ticks.replaceChildren(...labels.map((label) => make("span", "", { text: label })));
       strip.setAttribute("aria-label", `Colour scale: ${text}, from ${labels[0]} to ${labels.at(-1)}`);
     },

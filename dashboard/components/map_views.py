@@ -99,7 +99,7 @@ def checked_patch_map(said: object, header: Mapping[str, Any]) -> dict[str, Any]
 
     Args:
         said: what came from the browser: ``patch`` {``at``, ``input``}, ``panel``, ``view``.
-        header: of the blob (``grid``, ``titles``, ``has_cls``, ``input``).
+        header: of the blob (``grid``, ``titles``, ``back``, ``input``).
     """
     state: dict[str, Any] = {"panel": None}
     if not isinstance(said, Mapping):
@@ -109,7 +109,7 @@ def checked_patch_map(said: object, header: Mapping[str, Any]) -> dict[str, Any]
     patch = said.get("patch")
     if isinstance(patch, Mapping) and "at" in patch and patch.get("input") == header["input"]:
         place = _checked_place(patch["at"], header["grid"])
-        if place is not None or (patch["at"] is None and header["has_cls"]):
+        if place is not None or (patch["at"] is None and header["back"]):
             state["patch"] = place
     view = said.get("view")
     if isinstance(view, Mapping):

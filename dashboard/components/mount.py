@@ -20,7 +20,7 @@ COMPONENTS = Path(__file__).parent
 
 Callback = Callable[[], None]
 Height = int | Literal["content"]
-"""Pixels of a component's frame, or as much as the component takes: what the window leaves it (``--view-reserve``)."""
+"""Pixels of a component's frame, or as much as it takes of what the window leaves it (``--view-reserve``)."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def checked_model_view(said: object, header: Mapping[str, Any]) -> dict[str, Any
     if (
         isinstance(opened, Mapping)
         and is_index(opened.get("layer"), header["layers"])
-        and is_index(opened.get("head"), header["heads"])
+        and is_index(opened.get("head"), header["shapes"][opened["layer"]][0])
     ):
         state["open"] = {"layer": opened["layer"], "head": opened["head"]}
     if isinstance(view, Mapping) and isinstance(view.get("shared_scale"), bool):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import streamlit as st
 
 from analysis.figure_data import Figure, Provenance
+from analysis.visible import spread
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
 from dashboard.export_menu import export_menu
@@ -38,7 +39,7 @@ class View:
     """A view's two halves: its tools, and the drawing that returns the record of what is shown."""
 
     tools: Callable[[ImageSource, ImageChoices], None]
-    show: Callable[[ImageSource, ImageChoices], Figure]
+    show: Callable[[ImageSource, ImageChoices], Figure | None]
 
 
 VIEWS: Mapping[str, View] = {
@@ -79,15 +80,16 @@ def workspace() -> None:
             view.tools(shown.source, fitted)
             export_place = st.container(key="image_export_place", width="content")
         figure = view.show(shown.source, fitted)
-        with export_place:
-            record = _provenance(shown, fitted)
-            export_menu(
-                figure,
-                record,
-                key=f"image_{fitted.view}_export",
-                name=choices.model.name,
-                query=to_query(current(), "image"),
-            )
+        if figure is not None:
+            with export_place:
+                record = _provenance(shown, fitted)
+                export_menu(
+                    figure,
+                    record,
+                    key=f"image_{fitted.view}_export",
+                    name=choices.model.name,
+                    query=to_query(current(), "image"),
+                )
         notes(shown.notes)
         write_link("image")
 
@@ -132,8 +134,8 @@ def _last_good(choices: ImageChoices, error: Exception) -> Shown | None:
 
 def fit(source: ImageSource, choices: ImageChoices) -> ImageChoices:
     """The choices fitted to what is there; kept, so that a link beyond the end shows the last layer and says so."""
-    rows, columns = source.grid
-    fitted = clamped_image(choices, layers=source.layers, heads=source.heads, rows=rows, columns=columns)
+    first, heads = source.grids[0], source.heads[min(choices.layer, source.layers - 1)]
+    fitted = clamped_image(choices, layers=source.layers, heads=heads, rows=first.rows, columns=first.columns)
     if fitted != choices:
         names = ("layer", "heads", "patch", "rollout_layer")
         choose("image", **{name: getattr(fitted, name) for name in names})
@@ -146,15 +148,17 @@ def fit(source: ImageSource, choices: ImageChoices) -> ImageChoices:
 
 def _title(shown: Shown, choices: ImageChoices) -> None:
     source = shown.source
-    rows, columns = source.grid
     height, width = source.picture.shape[:2]
-    facts = [shown.model, f"{width} × {height} px", f"{rows} × {columns} patches"]
+    own = (source.grids[choices.layer],) if choices.view == "attention" else source.grids
+    sizes = dict.fromkeys(f"{grid.rows} × {grid.columns}" for grid in own)
+    facts = [shown.model, f"{width} × {height} px", f"{', '.join(sizes)} patches"]
     if choices.view == "attention":
         facts.append(f"layer {choices.layer}")
-        heads = {"all": f"all {source.heads} heads", "mean": f"mean of {source.heads} heads"}
+        count = source.heads[choices.layer]
+        heads = {"all": f"all {count} heads", "mean": f"mean of {count} heads"}
         facts.append(heads.get(choices.aggregation, f"head {focus_head(choices)}"))
     else:
-        facts.append(f"{source.layers} layers × {source.heads} heads")
+        facts.append(f"{source.layers} layers × {spread(source.heads)} heads")
     title_line(facts, shown.badges)
 
 
@@ -167,16 +171,20 @@ def _provenance(shown: Shown, choices: ImageChoices) -> Provenance:
     everything = choices.view != "attention"
     last = source.layers - 1 if choices.rollout_layer is None else choices.rollout_layer
     layer = layer_in_words(None if everything else choices.layer, source.layers)
-    heads, aggregation, method = f"all {source.heads}", "none", "attention weights"
+    count = spread(source.heads) if everything else str(source.heads[choices.layer])
+    heads, aggregation, method = f"all {count}", "none", "attention weights"
     if not everything and choices.aggregation == "head":
         heads = str(focus_head(choices))
     elif not everything and choices.aggregation == "mean":
-        aggregation = f"mean of {source.heads} heads"
+        aggregation = f"mean of {count} heads"
     if choices.view == "rollout":
         layer = f"0 to {last} of 0–{source.layers - 1}"
-        aggregation = f"{choices.fusion} of {source.heads} heads"
+        aggregation = f"{choices.fusion} of {count} heads"
         method = "attention rollout (Abnar & Zuidema 2020)"
-    settings: dict[str, object] = {"from": image_attention.source_in_words(source, choices)}
+    place = 0 if everything else choices.layer
+    settings: dict[str, object] = {"from": image_attention.source_in_words(source, choices, place)}
+    if choices.patch is not None and len(set(source.grids)) > 1:
+        settings["patch of"] = "the first layer" if everything else f"layer {choices.layer}"
     if choices.view == "rollout":
         settings["discard ratio"] = choices.discard_ratio
     return provenance(

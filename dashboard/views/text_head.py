@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ def show(source: TextSource, choices: TextChoices) -> HeadView:
     info = source.part(choices.part)
     rows, columns = spans(info, choices)
     view = record(source, choices)
-    short = max(len(info.rows), len(info.columns)) <= ALL_LAYERS_TOKENS
+    every_layer = every_layer_of(source, choices)
     mergeable = choices.merge_words if _can_merge(source, info) else None
     chosen = (
         choices.part,
@@ -52,7 +52,7 @@ def show(source: TextSource, choices: TextChoices) -> HeadView:
     )
 
     def build() -> bytes:
-        all_layers = _every_layer(source, choices, info, rows, columns) if short else None
+        all_layers = None if every_layer is None else every_layer()
         return figures.head_view_payload(view, all_layers=all_layers, merged=mergeable)
 
     payload = cached.payload(source.key, ("head", *chosen, rows.start, columns.start, mergeable), build)
@@ -109,12 +109,20 @@ def _pinned_in(choices: TextChoices, rows: slice, columns: slice) -> Any:
     return (side, index - span.start) if span.start <= index < span.stop else None
 
 
-def _every_layer(
-    source: TextSource, choices: TextChoices, info: PartInfo, rows: slice, columns: slice
-) -> Floats:
+def every_layer_of(source: TextSource, choices: TextChoices) -> Callable[[], Floats] | None:
+    """What gives (L, H, Q, K) weights of all layers of a short text; None for a longer one."""
+    info = source.part(choices.part)
+    if max(len(info.rows), len(info.columns)) > ALL_LAYERS_TOKENS:
+        return None
+    rows, columns = spans(info, choices)
+    blocks = (partial(source.block, choices.part, layer, rows, columns) for layer in range(info.layers))
+    return partial(_stacked, tuple(blocks))
+
+
+def _stacked(blocks: Sequence[Callable[[], Floats]]) -> Floats:
     import numpy as np
 
-    return np.stack([source.block(choices.part, layer, rows, columns) for layer in range(info.layers)])
+    return np.stack([block() for block in blocks])
 
 
 def _can_merge(source: TextSource, info: PartInfo) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import streamlit as st
-
 from analysis.figure_data import MatrixView
 from dashboard import cached, figures
 from dashboard.components import matrix_view, matrix_view_state
-from dashboard.frame import choice, colour_choice
+from dashboard.frame import colour_choice
 from dashboard.selection import TextChoices, choose, focus_head
 from dashboard.sources import TextSource
+from dashboard.views.layer_tools import layer_tools
 
 KEY = "text_matrix_view"
 
@@ -21,33 +20,8 @@ KEY = "text_matrix_view"
 def tools(source: TextSource, choices: TextChoices) -> None:
     """Layer, head or mean, colours."""
     info = source.part(choices.part)
-    choice(
-        "Layer",
-        range(info.layers),
-        choices.layer,
-        key="text_layer",
-        on_change=lambda: choose("text", layer=st.session_state["text_layer"]),
-        words=lambda layer: f"Layer {layer}",
-        width=110,
-    )
-    choice(
-        "Head",
-        ["mean", *range(info.heads)],
-        "mean" if choices.aggregation == "mean" else focus_head(choices),
-        key="text_head",
-        on_change=_head_picked,
-        words=lambda head: "Mean of heads" if head == "mean" else f"Head {head}",
-        width=150,
-    )
+    layer_tools("text", choices, layers=info.layers, heads=info.heads, together=("mean",))
     colour_choice("text", choices.colour_map)
-
-
-def _head_picked() -> None:
-    head = st.session_state["text_head"]
-    if head == "mean":
-        choose("text", aggregation="mean")
-    else:
-        choose("text", aggregation="head", heads=(head,))
 
 
 def show(source: TextSource, choices: TextChoices) -> MatrixView:
@@ -75,6 +49,7 @@ def draw(source: TextSource, choices: TextChoices, view: MatrixView, *, key: str
         "matrix",
         view.title,
         choices.part,
+        view.limits,
         view.zoom,
         view.selected,
         view.scale,

@@ -10,7 +10,7 @@ import streamlit as st
 from analysis.figure_data import Figure, Provenance
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
-from dashboard.export_menu import export_menu
+from dashboard.export_menu import EveryLayer, export_menu
 from dashboard.frame import Badge, choice, notes, title_line, views, waiting_view
 from dashboard.live import merged_words, text_source
 from dashboard.provenance import heads_fact, heads_in_words, layer_in_words, provenance
@@ -41,12 +41,14 @@ class View:
 
     tools: Callable[[TextSource, TextChoices], None]
     show: Callable[[TextSource, TextChoices], Figure | None]
+    every_layer: Callable[[TextSource, TextChoices], EveryLayer | None] = lambda source, choices: None
+    """What gives all layers for the view's HTML file."""
     details: bool = False
     """Whether the column with the heads' figures stands beside it."""
 
 
 VIEWS: Mapping[str, View] = {
-    "head": View(text_head.tools, text_head.show, details=True),
+    "head": View(text_head.tools, text_head.show, text_head.every_layer_of, details=True),
     "model": View(text_model.tools, text_model.show),
     "matrix": View(text_matrix.tools, text_matrix.show),
     "rollout": View(text_rollout.tools, text_rollout.show),
@@ -93,6 +95,7 @@ def workspace() -> None:
                     key=f"text_{fitted.view}_export",
                     name=choices.model.name,
                     query=to_query(current(), "text"),
+                    every_layer=view.every_layer(shown.source, fitted),
                 )
         notes(shown.notes)
         text_bertviz.show(shown.source, fitted)

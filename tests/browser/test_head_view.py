@@ -488,7 +488,7 @@ def test_cross_attention_is_rectangular(component):
 
 
 def test_heads_that_share_a_key_value_head_stand_together(component):
-    component.draw(head_view_payload(head_view(), groups=[head // 4 for head in range(HEADS)]))
+    component.draw(head_view_payload(head_view(groups=tuple(head // 4 for head in range(HEADS)))))
     groups = component.page.locator(".lines-group")
     assert groups.count() == 3
     for group in range(3):

@@ -151,6 +151,72 @@ def test_a_pooled_matrix_shows_the_largest_of_each_block(page: Page) -> None:
     assert re.match(r"Each pixel is the largest of \d+ × \d+ weights", note)
 
 
+def drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Draw a box from one point of the matrix to another, in shares of its width and height."""
+    page.mouse.move(*place(page, *start))
+    page.mouse.down()
+    page.mouse.move(*place(page, (start[0] + end[0]) / 2, (start[1] + end[1]) / 2))
+    page.mouse.move(*place(page, *end))
+    page.mouse.up()
+
+
+@pytest.mark.parametrize(("size", "exact"), [((600, 700), True), ((2048, 1500), True), ((2048, 1500), False)])
+def test_python_answers_a_zoom_with_the_exact_part(page: Page, size: tuple[int, int], exact: bool) -> None:
+    view = matrix(*size)
+    show(page, "matrix_view", matrix_view_payload(view))
+    whole_note = page.locator(".matrix-note").inner_text()
+    assert "zoom in for" in whole_note
+    drag(page, (0.2, 0.3), (0.4, 0.45) if exact else (0.85, 0.95))
+    top, bottom, left, right = said(page, 1)[-1][1]["zoom"]
+    page.mouse.move(*place(page, 0.5, 0.5))
+    before = tooltip(page)
+    assert before[0].startswith("≈") or before[1].startswith("largest of 4"), "nothing has come yet"
+    answer = MatrixView(
+        view.weights, view.rows, view.columns, title=view.title, zoom=(top, bottom, left, right)
+    )
+    send(page, matrix_view_payload(answer))
+    if not exact:
+        assert tooltip(page)[1] == "largest of 3 × 3 weights", (
+            "too large for exact values, but finer than before"
+        )
+        return
+    told = float(tooltip(page)[0])
+    assert told == pytest.approx(float(view.weights[top:bottom, left:right].flat[0]), abs=1), (
+        "under a resting pointer"
+    )
+    for across, down in ((0.1, 0.1), (0.5, 0.5), (0.93, 0.87)):
+        row, column, value = cell_at(page, across, down)
+        assert top <= row < bottom
+        assert left <= column < right
+        assert np.float32(value) == view.weights[row, column]
+        level = round(255 * float(view.weights[row, column]) / float(view.weights.max()))
+        nearby = [colour_table("viridis")[min(max(level + step, 0), 255)].tolist() for step in (-1, 0, 1)]
+        assert colour_at(page, across, down) in nearby
+    assert f"of {right - left} in view" in page.locator(".matrix-side").inner_text()
+    largest = left + int(view.weights[row, left:right].argmax())
+    assert page.locator(".matrix-side .view-bar-name").first.inner_text().startswith(f"{largest} “")
+    page.mouse.dblclick(*place(page, 0.4, 0.6))
+    page.wait_for_function("said.at(-1)[1].zoom === null")
+    assert page.locator(".matrix-note").inner_text() == whole_note
+    page.mouse.move(*place(page, 0.31, 0.62))
+    assert tooltip(page)[0].startswith("≈") or tooltip(page)[1].startswith("largest of 4")
+
+
+def test_a_window_that_leaves_the_part_shows_the_whole_until_python_answers(page: Page) -> None:
+    view = matrix(600, 600, zoom=(100, 200, 100, 200))
+    show(page, "matrix_view", matrix_view_payload(view))
+    row, column, value = cell_at(page, 0.5, 0.5)
+    assert np.float32(value) == view.weights[row, column]
+    page.get_by_role("button", name="Zoom in").click()
+    row, column, value = cell_at(page, 0.5, 0.5)
+    assert np.float32(value) == view.weights[row, column], "inside the part nothing needs to come"
+    page.get_by_role("button", name="Zoom out").click()
+    page.get_by_role("button", name="Zoom out").click()
+    row, column, value = cell_at(page, 0.5, 0.5)
+    assert value.startswith("≈ ")
+    assert float(value[2:]) == pytest.approx(float(view.weights[row, column]), abs=2e-3)
+
+
 def test_no_strong_weight_is_lost_where_a_pixel_holds_several_cells(page: Page) -> None:
     values = np.zeros((700, 700), dtype=np.float32)
     places = np.random.default_rng(5).permutation(690)[:50].reshape(25, 2) + 5

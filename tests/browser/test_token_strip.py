@@ -93,6 +93,26 @@ def test_the_tooltip_tells_the_exact_score_and_what_the_token_is(page: Page) -> 
         assert ("special token, added by the model" in remarks) == TOKENS[index].special
 
 
+def test_scores_above_the_scale_are_marked_and_told_exactly(page: Page) -> None:
+    limit = float(np.sort(SCORES)[-2])
+    show(page, "token_strip", token_strip_payload(TokenScores(SCORES, TOKENS, limits=(0.0, limit))))
+    highest = int(SCORES.argmax())
+    marked = [
+        index
+        for index, token in enumerate(page.locator(".strip-token").all())
+        if "is-beyond" in str(token.get_attribute("class"))
+    ]
+    assert marked == [highest]
+    assert page.locator(".view-scale-ticks span").last.inner_text() == f"≥ {limit:.3g}"
+    page.locator(".strip-token").nth(highest).hover()
+    value, _, *remarks = tooltip(page)
+    assert np.float32(value) == SCORES[highest]
+    assert "above the colour scale" in remarks
+    send(page, token_strip_payload(TokenScores(SCORES, TOKENS)))
+    assert page.locator(".is-beyond").count() == 0
+    assert "≥" not in page.locator(".view-scale-ticks").inner_text()
+
+
 def test_pieces_of_a_word_are_joined(page: Page) -> None:
     show(page, "token_strip", token_strip_payload(TokenScores(SCORES, TOKENS)))
     boxes = [box for token in page.locator(".strip-token").all() if (box := token.bounding_box())]

@@ -1,6 +1,8 @@
 // One matrix of weights as a heatmap: queries down, keys across. Drawn on two canvases, cells below and the pointer's
 // marks above, so that a hover redraws a few lines and never the cells. Indices in `zoom` and `selected` are those of
-// the whole matrix; inside, a cell of a pooled matrix stands for `factor` × `factor` weights.
+// the whole matrix; inside, a cell of a pooled matrix stands for `factor` × `factor` weights. Of a matrix that came
+// pooled or quantised, Python answers a zoom with the zoomed part: two grids of cells, of which the part is drawn while
+// it covers the window.
 
 const SMALLEST_LABEL_ROW = 13; // px a row label needs
 const SMALLEST_LABEL_COLUMN = 14; // px a rotated column label needs
@@ -26,7 +28,6 @@ class MatrixView {
     this.note = make("div", "view-note matrix-note", { parent: foot });
     this.live = make("div", "view-live", { parent: this.root, role: "status", "aria-live": "polite" });
     this.tooltip = makeTooltip(this.root);
-    this.colours = document.createElement("canvas");
     this.sending = makeDelayed(180);
     this.speaking = makeDelayed(120);
     this.hovered = null;
@@ -63,10 +64,11 @@ class MatrixView {
     this.header = header;
     this.lut = arrays.lut;
     [this.queries, this.keys] = header.size;
-    [this.height, this.width] = header.arrays.weights.shape;
-    this.factor = header.factor;
-    this.exact = header.arrays.weights.dtype === "float32";
-    this.weights = this.exact ? arrays.weights : weightsOfLevels(arrays.weights);
+    const { weights, part } = header.arrays;
+    const exact = weights.dtype === "float32";
+    const values = exact ? arrays.weights : weightsOfLevels(arrays.weights);
+    this.whole = makeGrid(values, weights.shape, header.factor, [0, 0], exact);
+    this.part = part ? makeGrid(arrays.part, part.shape, header.part.factor, header.part.start, true) : null;
     this.columnTokens = header.columns ?? header.rows;
     this.rowTokens = header.rows;
     const { zoom, selected, scale } = header.state;
@@ -84,7 +86,6 @@ class MatrixView {
     this.zoom = this.fitted(this.zoom);
     if (this.selected && !this.isCell(this.selected)) this.selected = null;
     this.title.textContent = header.title;
-    if (this.hovered && (this.hovered[0] >= this.height || this.hovered[1] >= this.width)) this.hovered = null;
     this.recolour();
     this.layOut();
     if (this.hovered) this.hover(this.hovered, this.pointer); // the tooltip tells the new value
@@ -99,6 +100,20 @@ class MatrixView {
   }
 
   // Cells and window --------------------------------------------------------------------------------------------
+
+  /** The part that Python sent, while it covers the window; else the whole. */
+  chooseGrid() {
+    const { part } = this;
+    const [top, bottom, left, right] = this.zoom ?? [0, this.queries, 0, this.keys];
+    const covers = (start, count, from, to) =>
+      start * part.factor <= from && to <= (start + count) * part.factor;
+    const inside = part && covers(part.top, part.height, top, bottom) && covers(part.left, part.width, left, right);
+    this.grid = inside ? part : this.whole;
+  }
+
+  get factor() {
+    return this.grid.factor;
+  }
 
   isCell([row, column]) {
     return row >= 0 && row < this.queries && column >= 0 && column < this.keys;
@@ -116,21 +131,23 @@ class MatrixView {
 
   /** Visible cells [top, bottom, left, right] of the (possibly pooled) matrix. */
   visible() {
-    if (!this.zoom) return [0, this.height, 0, this.width];
+    if (!this.zoom) return [0, this.whole.height, 0, this.whole.width];
     const [top, bottom, left, right] = this.zoom;
     const { factor } = this;
     return [Math.floor(top / factor), Math.ceil(bottom / factor), Math.floor(left / factor), Math.ceil(right / factor)];
   }
 
   value(row, column) {
-    return this.weights[row * this.width + column];
+    return this.grid.weights[placeIn(this.grid, row, column)];
   }
 
   recolour() {
     const [low, high] = this.header.limits;
-    this.levels = levelsOf(this.weights, low, high, this.scale);
-    paintLevels(this.colours, this.levels, this.width, this.height, this.lut);
-    this.bar.update({ lut: this.lut, low, high, scale: this.scale, text: this.header.unit });
+    for (const grid of [this.whole, this.part].filter(Boolean)) {
+      grid.levels = levelsOf(grid.weights, low, high, this.scale);
+      paintLevels(grid.colours, grid.levels, grid.width, grid.height, this.lut);
+    }
+    this.bar.update({ lut: this.lut, low, high, scale: this.scale, text: this.header.unit, over: this.header.over });
     this.scaleChoice.update(this.scale);
   }
 
@@ -146,7 +163,12 @@ class MatrixView {
     const height = this.stage.clientHeight;
     const context = sizeCanvas(this.cells, width, height);
     sizeCanvas(this.marks, width, height);
+    const before = this.grid;
+    this.chooseGrid();
     this.measure(context, width, height);
+    if (this.hovered && (before?.factor !== this.factor || !this.isVisible(this.hovered))) {
+      this.hovered = this.pointer ? this.cellAt(this.pointer) : null;
+    }
     this.drawCells(context);
     this.drawMarks();
     this.showDetails();
@@ -219,7 +241,8 @@ class MatrixView {
     this.perPixel = [Math.max(down, 1), Math.max(across, 1)];
     const target = [frame.x, frame.y, frame.right - frame.x, frame.bottom - frame.y];
     if (this.perPixel[0] === 1 && this.perPixel[1] === 1) {
-      context.drawImage(this.colours, frame.left, frame.top, frame.columns, frame.rows, ...target);
+      const { colours, left, top } = this.grid;
+      context.drawImage(colours, frame.left - left, frame.top - top, frame.columns, frame.rows, ...target);
     } else {
       context.drawImage(this.pooledPicture(), ...target);
     }
@@ -250,10 +273,10 @@ class MatrixView {
     const levels = new Int16Array(height * width).fill(-1);
     for (let row = 0; row < rows; row += 1) {
       const target = Math.floor(row / down) * width;
-      const source = (top + row) * this.width + left;
+      const source = placeIn(this.grid, top + row, left);
       for (let column = 0; column < columns; column += 1) {
         const place = target + Math.floor(column / across);
-        const level = this.levels[source + column];
+        const level = this.grid.levels[source + column];
         if (level > levels[place]) levels[place] = level;
       }
     }
@@ -272,7 +295,7 @@ class MatrixView {
     for (let row = 0; row < frame.rows; row += 1) {
       for (let column = 0; column < frame.columns; column += 1) {
         const value = this.value(frame.top + row, frame.left + column);
-        const level = this.levels[(frame.top + row) * this.width + frame.left + column];
+        const level = this.grid.levels[placeIn(this.grid, frame.top + row, frame.left + column)];
         context.fillStyle = level < 0 ? this.theme.text : inkOn(this.lut, level);
         const [x, y] = [frame.x + (column + 0.5) * frame.cellWidth, frame.y + (row + 0.5) * frame.cellHeight];
         context.fillText(cellText(value), x, y);
@@ -438,7 +461,7 @@ class MatrixView {
   }
 
   valueText(value) {
-    return this.exact ? exactText(value) : `≈ ${shortText(value)}`;
+    return this.grid.exact ? exactText(value) : `≈ ${shortText(value)}`;
   }
 
   lines([row, column]) {
@@ -467,11 +490,14 @@ class MatrixView {
     const notes = [];
     const [down, across] = this.perPixel.map((cells) => cells * this.factor);
     if (down > 1 || across > 1) {
-      const each = this.factor > 1 ? `blocks of ${this.factor} × ${this.factor}` : "each of them";
-      const finer = Math.max(...this.perPixel) > 1 ? `; zoom in for ${each}` : "";
+      const each = this.factor > 1 && !this.connected ? `blocks of ${this.factor} × ${this.factor}` : "each of them";
+      const more = Math.max(...this.perPixel) > 1 || (this.factor > 1 && this.connected);
+      const finer = more ? `; zoom in for ${each}` : "";
       notes.push(`Each pixel is the largest of ${down} × ${across} weights${finer}.`);
     }
-    if (!this.exact) notes.push("Values are quantised to 256 levels (≈).");
+    if (!this.grid.exact) {
+      notes.push(`Values are quantised to 256 levels (≈)${this.connected ? "; zoom in for exact ones" : ""}.`);
+    }
     this.note.textContent = notes.join(" ");
     this.reset.disabled = !this.zoom;
     this.zoomOut.disabled = !this.zoom;
@@ -498,15 +524,18 @@ class MatrixView {
     }
     const [row, column] = cell;
     const [query, key] = this.header.axes;
-    const values = this.weights.subarray(row * this.width, (row + 1) * this.width);
-    const value = values[column];
+    const { grid } = this;
+    const start = placeIn(grid, row, grid.left);
+    const values = grid.weights.subarray(start, start + grid.width);
+    const value = values[column - grid.left];
+    const where = grid === this.part ? "in view" : "in its row";
     const rank = 1 + values.reduce((count, other) => count + (other > value ? 1 : 0), 0);
     const line = (text) => make("div", "view-side-line", { text, title: text });
     const list = make("ol", "view-bars");
     const [low, high] = this.header.limits;
     const entries = strongest(values, LISTED).map((index) => ({
-      name: this.place(this.columnTokens, index),
-      title: this.place(this.columnTokens, index),
+      name: this.place(this.columnTokens, grid.left + index),
+      title: this.place(this.columnTokens, grid.left + index),
       value: values[index],
     }));
     fillBars(list, entries, { low, high });
@@ -515,8 +544,8 @@ class MatrixView {
       make("div", "view-side-value", { text: this.valueText(value) }),
       line(`${query} ${this.place(this.rowTokens, row)}`),
       line(`${key} ${this.place(this.columnTokens, column)}`),
-      make("div", "view-note", { text: `rank ${rank} of ${values.length} in its row` }),
-      make("h3", "", { text: `Strongest ${key}s of this ${query}` }),
+      make("div", "view-note", { text: `rank ${rank} of ${values.length} ${where}` }),
+      make("h3", "", { text: `Strongest ${key}s of this ${query}${grid === this.part ? " in view" : ""}` }),
       list,
     );
   }
@@ -751,6 +780,14 @@ function tickPlaces(start, count, size, room, factor) {
   }
   return places;
 }
+
+/** Cells of a matrix, or of a part of it: each stands for `factor` × `factor` weights, `start` is the first. */
+function makeGrid(weights, [height, width], factor, [top, left], exact) {
+  return { weights, height, width, factor, top, left, exact, colours: document.createElement("canvas") };
+}
+
+/** Where a grid keeps the cell at a row and a column of the whole matrix (in cells of its size). */
+const placeIn = (grid, row, column) => (row - grid.top) * grid.width + column - grid.left;
 
 /** Weights of levels, the inverse of analysis.figure_data.weight_levels. */
 function weightsOfLevels(levels) {

@@ -15,6 +15,12 @@ const PART_NAMES = {
   cross: "cross-attention (decoder queries, encoder keys)",
 };
 
+const HINTS = {
+  tokens: "Queries down, keys across. Click a head, or press Enter, to open it.",
+  patches: "Each thumbnail is the picture, patch by patch. Click a head, or press Enter, to open it.",
+};
+
+const headsInWords = (count) => `${count} ${count === 1 ? "head" : "heads"}`;
 const sameCell = (a, b) => a === b || Boolean(a && b && a[0] === b[0] && a[1] === b[1]);
 
 class ModelView {
@@ -60,7 +66,7 @@ class ModelView {
     this.facts = make("div", "heads-facts", { parent: this.side });
     const foot = make("div", "heads-foot", { parent: root });
     this.scale = makeScaleBar(foot);
-    make("div", "view-note", { parent: foot, text: "Queries down, keys across. Click a head, or press Enter, to open it." });
+    this.hint = make("div", "view-note", { parent: foot });
     this.live = make("div", "view-live", { parent: root, role: "status", "aria-live": "polite" });
     this.listen();
     this.parentElement.append(root);
@@ -104,14 +110,17 @@ class ModelView {
     this.shared ??= makeShared(state.shared_scale);
     if (!this.state || this.shared.isNews(state.shared_scale)) this.state = { ...state };
     this.state.selected = state.selected;
-    const same = before && before.layers === header.layers && before.heads === header.heads;
+    const same = before && JSON.stringify(before.shapes) === JSON.stringify(header.shapes);
     if (!same) this.pointed = null;
-    const [queries, keys] = header.tokens;
     const what = PART_NAMES[header.attention];
+    const fewest = Math.min(...header.shapes.map(([heads]) => heads));
+    const heads = fewest === header.heads ? headsInWords(header.heads) : `${fewest} to ${headsInWords(header.heads)}`;
+    const sizes = [...new Set(header.tokens.map((size) => size.map((n) => n.toLocaleString("en-US")).join(" × ")))];
     this.title.replaceChildren(
-      make("strong", "", { text: `${header.layers} ${header.layers === 1 ? "layer" : "layers"} × ${header.heads} ${header.heads === 1 ? "head" : "heads"}` }),
-      ` ${what}, ${queries.toLocaleString("en-US")} × ${keys.toLocaleString("en-US")} tokens`,
+      make("strong", "", { text: `${header.layers} ${header.layers === 1 ? "layer" : "layers"} × ${heads}` }),
+      ` ${what}, ${sizes.join(", ")} ${header.cells}`,
     );
+    this.hint.textContent = HINTS[header.cells];
     this.refresh();
   }
 
@@ -209,7 +218,7 @@ class ModelView {
     const frame = this.grid.getBoundingClientRect();
     const layer = Math.floor((event.clientY - frame.top) / this.tall);
     const head = Math.floor((event.clientX - frame.left) / this.wide);
-    const inside = layer >= 0 && head >= 0 && layer < this.header.layers && head < this.header.heads;
+    const inside = layer >= 0 && head >= 0 && layer < this.header.layers && head < this.header.shapes[layer][0];
     return inside ? [layer, head] : null;
   }
 
@@ -225,7 +234,8 @@ class ModelView {
    * pixel of the screen, a pixel is the maximum of a block of cells, so that thin patterns stay.
    */
   mapsOf(layer, heads, side) {
-    const [, every, rows, columns] = this.header.arrays.weights.shape;
+    const [, every, high, broad] = this.header.arrays.weights.shape;
+    const [, rows, columns] = this.header.shapes[layer]; // a layer fills the start of its array
     const { weights, lut } = this.arrays;
     const block = Math.max(Math.floor(Math.max(rows, columns) / (side * (window.devicePixelRatio || 1))), 1);
     const [height, width] = [Math.ceil(rows / block), Math.ceil(columns / block)];
@@ -234,8 +244,8 @@ class ModelView {
     heads.forEach((head, place) => {
       const limit = this.limitOf(layer, head);
       for (let level = 0; level < 256; level += 1) colours[level] = Math.round(255 * Math.min((level / 255) ** 2 / limit, 1));
-      let from = (layer * every + head) * rows * columns;
       for (let row = 0; row < rows; row += 1) {
+        let from = ((layer * every + head) * high + row) * broad;
         const to = (Math.floor(row / block) * heads.length + place) * width;
         for (let column = 0; column < columns; column += 1, from += 1) {
           const at = to + Math.floor(column / block);
@@ -246,12 +256,11 @@ class ModelView {
     });
     const canvas = document.createElement("canvas");
     paintLevels(canvas, levels, width * heads.length, height, lut);
-    return { canvas, width, height };
+    return { canvas, width, height, rows, columns };
   }
 
   /** Draws one of the maps of `mapsOf` into a box, in its own proportions. */
-  drawMap(context, { canvas, width, height }, place, x, y, box) {
-    const [, , rows, columns] = this.header.arrays.weights.shape;
+  drawMap(context, { canvas, width, height, rows, columns }, place, x, y, box) {
     const side = Math.max(...box);
     const scale = Math.min(box[0] / columns, box[1] / rows);
     const [wide, tall] = [columns * scale, rows * scale];
@@ -264,13 +273,15 @@ class ModelView {
     const { layers, heads } = this.header;
     const context = sizeCanvas(this.canvas, heads * this.wide, layers * this.tall);
     const box = [this.wide - this.gap, this.tall - this.gap];
-    const every = [...Array(heads).keys()];
+    let painted = 0;
     for (let layer = 0; layer < layers; layer += 1) {
+      const every = [...Array(this.header.shapes[layer][0]).keys()];
+      painted += every.length;
       const maps = this.mapsOf(layer, every, this.side);
       const y = layer * this.tall + this.gap / 2;
       for (const head of every) this.drawMap(context, maps, head, head * this.wide + this.gap / 2, y, box);
     }
-    this.root.dataset.painted = String(layers * heads);
+    this.root.dataset.painted = String(painted);
   }
 
   place() {
@@ -297,7 +308,7 @@ class ModelView {
   }
 
   key(event) {
-    const { layers, heads } = this.header;
+    const { layers, shapes } = this.header;
     const [layer, head] = this.pointed ?? this.state.selected ?? [0, 0];
     const to = {
       ArrowUp: [layer - 1, head],
@@ -305,13 +316,14 @@ class ModelView {
       ArrowLeft: [layer, head - 1],
       ArrowRight: [layer, head + 1],
       Home: [layer, 0],
-      End: [layer, heads - 1],
+      End: [layer, shapes[layer][0] - 1],
       PageUp: [0, head],
       PageDown: [layers - 1, head],
     }[event.key];
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (to) {
-      const cell = [clamp(to[0], 0, layers - 1), clamp(to[1], 0, heads - 1)];
+      const down = clamp(to[0], 0, layers - 1);
+      const cell = [down, clamp(to[1], 0, shapes[down][0] - 1)];
       this.byKeys = true;
       this.point(cell);
       this.ring.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -338,8 +350,8 @@ class ModelView {
     }
     const [layer, head] = cell;
     const at = layer * this.header.heads + head;
-    const [, , rows, columns] = this.header.arrays.weights.shape;
-    const [queries, keys] = this.header.tokens;
+    const [, rows, columns] = this.header.shapes[layer];
+    const [queries, keys] = this.header.tokens[layer];
     const map = this.mapsOf(layer, [head], PREVIEW);
     const box = [columns, rows].map((length) => (PREVIEW * length) / Math.max(rows, columns));
     this.drawMap(sizeCanvas(this.preview, ...box), map, 0, 0, 0, box);

@@ -192,7 +192,10 @@ class PatchMap {
     this.showOpacity();
     const patch = this.marked ? `patch row ${this.marked[0]}, column ${this.marked[1]}` : header.source;
     this.source.textContent = `From ${patch}`;
-    this.cls.hidden = !header.has_cls || !this.marked || this.alone;
+    this.cls.hidden = !header.back || !this.marked || this.alone;
+    this.cls.textContent = `Back to ${header.back}`;
+    this.cls.setAttribute("aria-label", `Show the attention of ${header.back}`);
+    this.cls.title = `Show the attention of ${header.back}`;
   }
 
   ownScale() {
@@ -319,9 +322,9 @@ class PatchMap {
     this.setState("view", { ...this.settings, input: this.header.input });
   }
 
-  /** Chooses the patch whose attention is shown; null is CLS. */
+  /** Chooses the patch whose attention is shown; null is CLS, or the mean of all patches. */
   choose(patch) {
-    if (!this.header || this.alone || (patch === null && !this.header.has_cls)) return;
+    if (!this.header || this.alone || (patch === null && !this.header.back)) return;
     this.marked = patch;
     this.shared.marked.tell(patch);
     this.settle();
@@ -343,9 +346,9 @@ class PatchMap {
       this.hover(null);
       this.choose(patch);
       this.speak(this.lines(index, patch).join(", "));
-    } else if (event.key === "Escape" && this.header.has_cls) {
+    } else if (event.key === "Escape" && this.header.back) {
       this.choose(null);
-      this.speak("CLS");
+      this.speak(this.header.back);
     } else {
       return;
     }

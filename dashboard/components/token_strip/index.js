@@ -79,12 +79,13 @@ class TokenStrip {
       button.style.background = level < 0 ? "transparent" : lutColour(this.lut, level);
       button.style.color = level < 0 ? "" : inkOn(this.lut, level);
       button.classList.toggle("is-source", index === this.source);
+      button.classList.toggle("is-beyond", this.isBeyond(index));
       if (index === this.source) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
       button.setAttribute("aria-label", [`${index} ${token.text}`, ...this.lines(index)].join(", "));
     });
     const { unit } = this.header;
-    this.bar.update({ lut: this.lut, low, high, scale: this.scale, text: unit });
+    this.bar.update({ lut: this.lut, low, high, scale: this.scale, text: unit, over: this.header.over });
     this.scaleChoice.update(this.scale);
     this.note.textContent = this.remark();
   }
@@ -99,7 +100,12 @@ class TokenStrip {
 
   lines(index) {
     const token = this.header.tokens[index];
-    return [exactText(this.scores[index]), ...tokenRemarks(token)];
+    const beyond = this.isBeyond(index) ? ["above the colour scale"] : [];
+    return [exactText(this.scores[index]), ...beyond, ...tokenRemarks(token)];
+  }
+
+  isBeyond(index) {
+    return this.header.over && this.scores[index] > Math.fround(this.header.limits[1]);
   }
 
   // Acting ------------------------------------------------------------------------------------------------------

@@ -174,9 +174,10 @@ class AttentionMap(ABC):
         sums = {name: torch.zeros(self.heads) for name in names}
         received = torch.zeros(self.heads, self.keys)
         used = torch.zeros(self.heads)
+        shift = self.keys - self.queries
         for rows, columns, piece in self._pieces():
             weights = piece.to("cpu", torch.float32)  # (H, r, c)
-            offset = columns[None, :] - (rows[:, None] + (self.keys - self.queries))  # (r, c)
+            offset = columns[None, :] - (rows[:, None] + shift)  # (r, c)
             parts = {
                 "entropy": torch.special.entr(weights).sum(-1).sum(-1),
                 "max_weight": weights.amax(-1).sum(-1),

@@ -19,6 +19,9 @@ from torch import Tensor
 from attn_core.checks import check_index
 from attn_core.maps import AttentionMap, Piece
 
+TOGETHER_ELEMENTS = 16_000_000
+"""Weights of all windows that are computed at once: 64 MB in float32."""
+
 
 def window_positions(grid: tuple[int, int], window: int, *, shift: int = 0) -> Tensor:
     """Which position of a grid stands in each place of each window, as Swin cuts it.
@@ -175,13 +178,33 @@ class WindowedMap(AttentionMap):
     def _windows_of(self, head: int | None) -> Iterator[Piece]:
         """Every window that holds anything of the picture: its queries, its keys and (H or 1, r, c) weights."""
         every = slice(0, self.queries), slice(0, self.keys)
+        together = self._together(head)
         for window, (row_held, column_held) in enumerate(
             zip(self.row_positions, self.column_positions, strict=True)
         ):
             rows, row_places = _inside(row_held, every[0])
             columns, column_places = _inside(column_held, every[1])
-            if len(rows) and len(columns):
-                yield rows, columns, self._of_window(0, window, row_places, column_places, head)
+            if not len(rows) or not len(columns):
+                continue
+            if together is None:
+                weights = self._of_window(0, window, row_places, column_places, head)
+            elif len(rows) == len(row_held) and len(columns) == len(column_held):
+                weights = together[window]
+            else:
+                weights = together[window][:, row_places[:, None], column_places]
+            yield rows, columns, weights
+
+    def _together(self, head: int | None) -> Tensor | None:
+        """(W, H or 1, n, n) weights of all windows of the one picture, None where they would take too much memory.
+
+        One large product is much cheaper than one a window.
+        """
+        batch, heads, queries, keys = self.windows.shape
+        if batch * (heads if head is None else 1) * queries * keys > TOGETHER_ELEMENTS:
+            return None
+        first = self.pictures[0] * len(self.row_positions)
+        weights = self.windows._weights(slice(0, queries), slice(0, keys), head)
+        return weights[first : first + len(self.row_positions)]
 
     def _of_window(self, place: int, window: int, rows: Tensor, columns: Tensor, head: int | None) -> Tensor:
         """(H or 1, r, c) weights between some places of a window of the picture in ``place``."""

@@ -154,9 +154,7 @@ def views(
 
 def waiting_view(stage: str) -> None:
     """Room for a view whose model is still being loaded, in the view's final size, so nothing jumps."""
-    st.html(
-        f'<div class="as-waiting" role="status" aria-live="polite"><div>{escape(stage)}</div></div>'
-    )
+    st.html(f'<div class="as-waiting" role="status" aria-live="polite"><div>{escape(stage)}</div></div>')
 
 
 def empty_view(sentence: str, offers: Sequence[tuple[str, str, Callable[[], None]]], *, key: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from streamlit.testing.v1 import AppTest
 
@@ -722,6 +723,54 @@ def test_the_model_view_of_a_model_of_stages_is_ragged(model_folders):
     component(at, "model_view")  # layer 0 has no head 3: nothing is opened
     at = after_event(at, "model_view", "image_model_view", {"open": {"layer": 2, "head": 3}, "view": None})
     assert component(at, "patch_map")[0]["titles"] == ["head 3"]
+
+
+def test_agreeing_to_the_model_of_a_link_keeps_the_patch_that_it_names(model_folders):
+    at = opened("image")
+    chosen = at.session_state["selection"]
+    asked = replace(chosen.image, model=ModelChoice("folder:siglip", asked=True), patch=(1, 2))
+    at.session_state["selection"] = replace(chosen, image=asked)
+    at.run()
+    at.button(key="image_load_asked").click().run()
+    at = settled(at)
+    assert component(at, "patch_map")[0]["state"]["marked"] == [1, 2]
+
+
+def test_merged_patches_that_reach_beyond_the_picture_lie_over_grey():
+    """9 × 11 patches of 4 pixels, merged to 5 × 6 patches of 8 pixels: 4 more rows and columns of pixels."""
+    from attn_core import DenseMap
+    from dashboard.live import LiveImage
+    from dashboard.views.image_attention import beyond_in_words
+
+    pixels = np.random.default_rng(0).integers(0, 255, (36, 44, 3), dtype=np.uint8)
+    maps = [DenseMap(stored=torch.full((1, 1, n, n), 1 / n)) for n in (99, 30)]
+    grids = LayerGrid(9, 11), LayerGrid(5, 6, 2)
+    source = LiveImage("grey", maps, pixels, grids, prefix_tokens=0, patch=4)
+    assert source.picture_of(0) is pixels
+    covered = source.picture_of(1)
+    assert covered.shape == (40, 48, 3)
+    assert np.array_equal(covered[:36, :44], pixels)
+    assert set(covered[36:].ravel()) == set(covered[:, 44:].ravel()) == {128}
+    assert beyond_in_words(source, 0) == ()
+    assert "2 × 2 of the first layer" in beyond_in_words(source, 1)[0]
+    assert grids[1].patch((4, 5), grids[0]) == (8, 10)  # its middle would be outside
+    assert source.rows(1, (8, 10)).maps.shape == (1, 5, 6)
+
+
+def test_thumbnails_keep_the_proportions_of_the_picture():
+    from dashboard.views.image_model import pooled, side_by_side
+
+    maps = np.random.default_rng(0).random((3, 56, 84), dtype=np.float32)
+    small = pooled(maps)
+    assert small.shape == (3, 43, 64)
+    assert small.max() == maps.max()
+    assert pooled(maps[:, :14, :21]).shape == (3, 14, 21)
+    together, shapes = side_by_side([small, maps[:2, :14, :21]])
+    assert (together.shape, shapes) == ((2, 3, 43, 64), ((3, 43, 64), (2, 14, 21)))
+    assert np.isnan(together[1, 2]).all()
+    assert np.isnan(together[1, :, 14:]).all()
+    np.testing.assert_array_equal(together[1, :2, :14, :21], maps[:2, :14, :21])
+    assert side_by_side([small, small])[1] is None
 
 
 def test_rollout_over_merged_patches_is_refused_with_the_reason(model_folders):

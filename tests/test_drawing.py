@@ -33,6 +33,7 @@ from tests.sample_figures import (
     model_view,
     patch_maps,
     provenance,
+    ragged_view,
     softmax_rows,
     token_scores,
 )
@@ -236,6 +237,20 @@ def test_values_above_the_scale_are_marked_and_keep_their_numbers():
 @pytest.mark.parametrize("name", colour_maps.COLOUR_MAP_NAMES)
 def test_files_and_screen_have_the_same_colours(name):
     assert np.array_equal(colour_table(name), colour_maps.colour_table(name))
+
+
+def test_thumbnails_of_fewer_cells_fill_their_place_in_larger_squares():
+    view, table = ragged_view(), colour_table("viridis")
+    limits = thumbnail_limits(view)
+    pixels = mosaic(view, table, gap=1, times=6)  # places of 24 × 30 pixels, 6 between
+    fine = coloured(view.thumbnail(0, 0), (0.0, limits[0, 0]), table)
+    assert np.array_equal(pixels[:24, :30], np.repeat(np.repeat(fine, 6, axis=0), 6, axis=1))
+    coarse = coloured(view.thumbnail(1, 2), (0.0, limits[1, 2]), table)  # cells of 10 × 10 pixels
+    place = pixels[30:54, 72:102]
+    assert np.array_equal(place[2:22], np.repeat(np.repeat(coarse, 10, axis=0), 10, axis=1))
+    assert (place[:2] == 255).all()
+    assert (place[22:] == 255).all()
+    assert (pixels[:24, 36:] == 255).all()  # layer 0 has one head
 
 
 def test_a_matrix_is_coloured_by_value_limits_and_scale():

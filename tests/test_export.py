@@ -54,6 +54,7 @@ from tests.sample_figures import (
     model_view,
     patch_maps,
     provenance,
+    ragged_view,
     softmax_rows,
     token_scores,
 )
@@ -252,6 +253,21 @@ def test_csv_of_the_other_figures_holds_their_numbers():
     table = read_table(export_figure(scores, provenance(), "csv"))
     assert np.array_equal(table["score"].to_numpy(np.float32), scores.scores)
     assert table["token"].tolist()[HOSTILE.index("null")] == "null"
+
+
+def test_files_of_layers_of_different_shapes_hold_each_on_its_own_grid():
+    view = ragged_view()
+    table = read_table(export_figure(view, provenance(), "csv"))
+    fine, coarse = table[table["layer"] == 0], table[table["layer"] == 1]
+    assert np.array_equal(fine["weight"].to_numpy(np.float32).reshape(1, 4, 5), view.thumbnails[0, :1])
+    expected = view.thumbnails[1, :, :2, :3]
+    assert np.array_equal(coarse["weight"].to_numpy(np.float32).reshape(3, 2, 3), expected)
+    assert coarse["patch_row_bin"].max() == 1
+    assert coarse["patch_column_bin"].max() == 2
+    assert not table["weight"].isna().any()
+    with np.load(io.BytesIO(export_figure(view, provenance(), "npz")), allow_pickle=False) as arrays:
+        assert arrays["shapes"].tolist() == [[1, 4, 5], [3, 2, 3]]
+    assert "1 to 3 heads, 4 × 5, 2 × 3 cells" in shown_in_words(view)
 
 
 @given(texts=st.lists(ANY_TEXT, min_size=1, max_size=6))

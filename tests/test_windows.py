@@ -198,6 +198,15 @@ def test_windows_that_are_not_known_stay_one_map_each_and_are_told(
     assert "where these lie in the picture could not be seen" in found.notes[-1]
 
 
+def test_a_model_whose_windows_nobody_watches_is_told_too(
+    swin: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "windowed_layers", lambda _module: [])
+    found = trace(swin, encode_image(swin, picture(36, 44)))
+    assert found.grids == (None,) * 4
+    assert "each layer holds one map a part" in found.notes[-1]
+
+
 # Pictures ----------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from attn_core import AttentionMap, DenseMap, FactoredMap, WindowedMap, attention
+from attn_core import AttentionMap, DenseMap, FactoredMap, WindowedMap, attention, windows
 from attn_core.windows import window_positions
 from tests.oracles.windows import over_the_grid, windows_of
 
@@ -187,6 +187,17 @@ def test_only_the_windows_that_a_block_touches_are_computed(grid: Grid) -> None:
     windowed.row(None, 0)
     home = (positions == 0).any(-1).nonzero()[0, 0]
     assert set(asked) <= {0, int(home)}  # 0 is asked for its type
+
+
+@given(grids(), st.none() | st.just(0))
+def test_windows_one_by_one_and_all_together_are_the_same(grid: Grid, head: int | None) -> None:
+    windowed = grid.maps()[0].item(grid.pictures - 1)
+    together = windowed.kept(head), windowed.pooled(head, 3), windowed.top_links(head, 2)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "TOGETHER_ELEMENTS", 0)
+        one_by_one = windowed.kept(head), windowed.pooled(head, 3), windowed.top_links(head, 2)[0]
+    for one, other in zip(one_by_one, together, strict=True):
+        assert_close(one, other)
 
 
 def test_a_large_grid_is_read_without_n_by_n() -> None:

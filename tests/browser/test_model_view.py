@@ -175,6 +175,49 @@ def test_the_keyboard_finds_and_opens_a_head(component):
     expect(page.locator(".heads-pointed")).to_be_hidden()
 
 
+def ragged():
+    """Layers of 2 heads on 4 × 6 patches and of 4 heads on 2 × 3."""
+    maps = np.full((2, 4, 4, 6), np.nan, dtype=np.float32)
+    maps[0, :2], maps[1, :, :2, :3] = thumbnails(1, 2, 4, 6)[0], thumbnails(1, 4, 2, 3, seed=1)[0]
+    return ModelView(thumbnails=maps, shapes=((2, 4, 6), (4, 2, 3)), cells="patches")
+
+
+def test_each_layer_has_its_own_heads_and_its_own_grid(component):
+    view = ragged()
+    component.draw(model_view_payload(view, tokens=[(4, 6), (2, 3)]))
+    root = component.page.locator(ROOT)
+    expect(root).to_have_attribute("data-painted", "6")
+    title = component.page.locator(".heads-title").inner_text()
+    assert "2 layers × 2 to 4 heads" in title
+    assert "4 × 6, 2 × 3 patches" in title
+    assert "Queries" not in component.page.locator(".heads-foot").inner_text()
+    full = ModelView(thumbnails=np.nan_to_num(view.thumbnails))
+    coarse = ModelView(thumbnails=np.nan_to_num(view.thumbnails)[:, :, :2, :3])
+    for layer, head, row, column in ((0, 0, 0, 0), (0, 1, 3, 5), (0, 1, 1, 4)):
+        expected = colour_of(full, layer, head, row, column)
+        found = pixel(component, *middle(component, full, layer, head, row, column))
+        assert np.abs(np.array(found[:3]) - expected).max() <= 2
+    for layer, head, row, column in ((1, 0, 0, 0), (1, 3, 1, 2), (1, 2, 0, 1)):
+        expected = colour_of(coarse, layer, head, row, column)
+        found = pixel(component, *middle(component, coarse, layer, head, row, column))
+        assert np.abs(np.array(found[:3]) - expected).max() <= 2
+    assert pixel(component, *middle(component, full, 0, 2, 1, 1))[3] == 0  # no such head, nothing painted
+
+
+def test_a_head_that_a_layer_has_not_cannot_be_opened(component):
+    component.draw(model_view_payload(ragged()))
+    component.page.mouse.click(*place_of(component, 0, 3))
+    component.page.mouse.click(*place_of(component, 1, 3))
+    component.wait_for_word(1, "trigger open")
+    assert component.said("trigger open") == [{"layer": 1, "head": 3}]
+    for key in ("PageUp", "ArrowRight", "Enter"):  # from head 3 of layer 1 to the last of layer 0
+        component.page.keyboard.press(key)
+    component.page.locator(".heads-stage").focus()
+    for key in ("PageUp", "End", "Enter"):
+        component.page.keyboard.press(key)
+    assert component.wait_for_word(2, "trigger open") == {"layer": 0, "head": 1}
+
+
 def test_a_head_out_of_sight_is_brought_into_view(component):
     component.draw(model_view_payload(ModelView(thumbnails=thumbnails(32, 32, 4))))
     stage = component.page.locator(".heads-stage")

@@ -7,6 +7,7 @@ const views = new WeakMap();
 const OPACITY_CLASSES = 16;
 const ROW_HEIGHT = 22;
 const TALLEST_ROW = 34;
+const LEAST_HEIGHT = 320; // px of the whole view, however short the text
 const ANSWER_LIMIT = 20000; // milliseconds to wait for a layer before saying that it did not come
 const FILTERS = {
   all: ["All", "Every query, every key", null],
@@ -201,7 +202,6 @@ class HeadView {
       this.buildControls();
     }
     if (newInput || changed("left") || changed("right")) this.buildTokens();
-    this.root.style.height = `${frameHeight(this.parentElement, 560)}px`;
     this.overviewKey = null;
     this.checkLayer();
     this.refresh();
@@ -581,6 +581,12 @@ class HeadView {
 
   fit() {
     if (!this.header || !this.rows) return;
+    const frame = frameHeight(this.parentElement, 560);
+    this.root.style.height = `${frame}px`;
+    // A short text leaves a high frame empty; all its tokens count, so that hiding some moves nothing.
+    const tokens = Math.max(this.tokens.left.length, this.tokens.right.length);
+    const spare = this.stage.clientHeight - tokens * TALLEST_ROW;
+    if (spare > 0) this.root.style.height = `${Math.max(frame - spare, LEAST_HEIGHT)}px`;
     const { clientHeight } = this.stage;
     const count = Math.max(this.rows.left.length, this.rows.right.length, 1);
     this.rowHeight = clamp(Math.floor(clientHeight / count), ROW_HEIGHT, TALLEST_ROW);

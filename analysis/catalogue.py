@@ -77,6 +77,11 @@ class BundledModel:
     folder: str
     description: str
 
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in short."""
+        return f"{self.package} {self.version}"
+
 
 MINILM = BundledModel(
     name="minilm",

@@ -20,7 +20,7 @@ from torch import Tensor
 from analysis import resizing
 from analysis.decoder_input import Target, decoder_target
 from analysis.figure_data import TokenLabel
-from analysis.hf.families import pads_to_whole_patches
+from analysis.hf.families import RECURRENT, pads_to_whole_patches
 from analysis.hf.windows import windowed_layers
 from analysis.images import Picture
 from analysis.models import LoadedModel
@@ -69,7 +69,7 @@ class Inputs:
     Attributes:
         tensors: keyword arguments of the model's forward, batch of one, on the model's device.
         tokens: labels of the encoder's, or the only stack's, positions; None for a picture.
-        target_tokens: labels of the decoder's positions of an encoder-decoder.
+        target_tokens: labels of the decoder's positions of an encoder-decoder, or of a learned query.
         grid: patches of a picture, None for text.
         picture: (H, W, 3) uint8, exactly the part of the picture that the patches cover, as the model saw it.
         source: the text as typed, or the picture's name and digest.
@@ -207,7 +207,7 @@ def _encode(
     return Inputs(
         tensors=MappingProxyType(tensors),
         tokens=labelled.labels,
-        target_tokens=decoder.labels,
+        target_tokens=decoder.labels or _learned_query(model),
         grid=None,
         picture=None,
         source=source,
@@ -218,6 +218,11 @@ def _encode(
         direction=text_direction(*typed),
         spans=labelled.spans,
     )
+
+
+def _learned_query(model: LoadedModel) -> tuple[TokenLabel, ...] | None:
+    """The one row of a model whose attention has a learned query instead of tokens that ask."""
+    return (TokenLabel("learned query", "learned query"),) if model.family == RECURRENT else None
 
 
 def _tokenizer_of(model: LoadedModel, caller: str) -> Any:

@@ -16,6 +16,8 @@ from torch import nn
 
 from analysis import catalogue
 from analysis.errors import ModelUnavailableError
+from analysis.predictions import Familiarity, Kind
+from analysis.trained import OFFERED, TrainedModel, TrainedPart, find_trained, verified_part
 from attn_core.errors import UnsupportedModelError
 
 Progress = Callable[[str, float], None]
@@ -51,6 +53,10 @@ class LoadedModel:
         seam: attention goes through the library's attention interface.
         parameters: number of weights.
         notes: what a reader must know.
+        kind: what the head's logits mean, where there is a classification head (``analysis.predictions.Kind``).
+        temperature: that makes its probabilities as often right as they say; 1 where none was fitted.
+        head: name of the module that turns features into logits; None where that is not known.
+        familiarity: where the features of its training examples lie; None where that is not known.
     """
 
     name: str
@@ -80,6 +86,10 @@ class LoadedModel:
     bundled: bool
     parameters: int
     notes: tuple[str, ...] = ()
+    kind: Kind | None = None
+    temperature: float = 1.0
+    head: str | None = None
+    familiarity: Familiarity | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class Source:
     Attributes:
         folder: local folder, to be looked through before anything is loaded from it.
         notes: what to tell of the way there.
+        part: a trained part to merge into what the folder holds.
     """
 
     name: str
@@ -97,6 +108,7 @@ class Source:
     folder: Path
     bundled: bool
     notes: tuple[str, ...] = ()
+    part: TrainedPart | None = None
 
 
 def load_model(
@@ -131,6 +143,10 @@ def load_model(
     from analysis.hf.loading import load_folder
 
     source = _find(name_or_path, revision, allow_local=allow_local, report=report)
+    if source.part is not None and source.part.model.backbone is None:
+        from analysis.hf.recurrent import load_recurrent
+
+        return load_recurrent(source, device=target_device, dtype=_DTYPES.get(dtype) or torch.float32)
     return load_folder(source, device=target_device, dtype=_DTYPES.get(dtype), report=report)
 
 
@@ -157,6 +173,9 @@ def resolve_device(device: str) -> torch.device:
 
 def _find(name_or_path: str | Path, revision: str | None, *, allow_local: bool, report: Progress) -> Source:
     """Turn a name into a folder that holds its files."""
+    trained = find_trained(str(name_or_path))
+    if trained is not None:
+        return _trained(trained, revision, report)
     bundled = catalogue.find_bundled(str(name_or_path))
     if bundled is not None:
         if revision not in (None, bundled.version):
@@ -164,9 +183,7 @@ def _find(name_or_path: str | Path, revision: str | None, *, allow_local: bool, 
                 f"load_model: {bundled.name} is bundled in version {bundled.version}; leave revision out."
             )
         report("checking", 0.0)
-        return Source(
-            bundled.name, bundled.title, _bundled_revision(bundled), catalogue.verify(bundled), bundled=True
-        )
+        return Source(bundled.name, bundled.title, bundled.origin, catalogue.verify(bundled), bundled=True)
     if isinstance(name_or_path, Path) or _looks_like_path(name_or_path):
         return _local(Path(name_or_path).expanduser(), revision, allow_local=allow_local)
     if allow_local and Path(name_or_path).is_dir():
@@ -179,8 +196,21 @@ def _find(name_or_path: str | Path, revision: str | None, *, allow_local: bool, 
     return fetch(repository, pinned or revision, report=report)
 
 
-def _bundled_revision(model: catalogue.BundledModel) -> str:
-    return f"{model.package} {model.version}"
+def _trained(model: TrainedModel, revision: str | None, report: Progress) -> Source:
+    """Files of the backbone, and the trained part, both hashed."""
+    if revision not in (None, model.version):
+        raise ModelUnavailableError(
+            f"load_model: {model.name} comes in version {model.version}; leave revision out."
+        )
+    report("checking", 0.0)
+    return Source(
+        model.name,
+        model.title,
+        model.origin,
+        model.path if model.backbone is None else catalogue.verify(model.backbone),
+        bundled=True,
+        part=verified_part(model),
+    )
 
 
 def _looks_like_path(name: str) -> bool:
@@ -207,7 +237,7 @@ def _local(folder: Path, revision: str | None, *, allow_local: bool) -> Source:
 
 def bundled_names() -> str:
     """The bundled names, for messages."""
-    return ", ".join(model.name for model in catalogue.BUNDLED)
+    return ", ".join(model.name for model in OFFERED)
 
 
 def describe(model: LoadedModel) -> list[tuple[str, str]]:

@@ -66,6 +66,8 @@ _LONG = (
     "out saw nothing but the light."
 )
 
+_CALTECH = "authors of Caltech-101"
+
 TEXT_SAMPLES: tuple[TextSample, ...] = (
     TextSample(
         "plain",
@@ -94,6 +96,27 @@ TEXT_SAMPLES: tuple[TextSample, ...] = (
         "The film was not bad at all, but I would never call it good.",
         None,
         "What do “not” and “never” reach?",
+    ),
+    TextSample(
+        "praise",
+        "Praise",
+        "A tender, funny and quietly devastating film, carried by two wonderful actors.",
+        None,
+        "Which words does a sentiment classifier rest on?",
+    ),
+    TextSample(
+        "turn",
+        "A turn in the middle",
+        "The first half is dull and the jokes fall flat, yet the ending is so moving that I forgave everything.",
+        None,
+        "Both halves speak against each other; “yet” decides.",
+    ),
+    TextSample(
+        "irony",
+        "Irony",
+        "Two and a half hours of people staring at rain, just what I needed after a long day.",
+        None,
+        "No word of it is negative. What does a classifier say?",
     ),
     TextSample(
         "agreement",
@@ -229,6 +252,38 @@ PICTURE_SAMPLES: tuple[PictureSample, ...] = (
         "CC BY 2.0",
         "vultilion on Flickr",
         "https://www.flickr.com/photos/vultilion/6056698931/",
+    ),
+    PictureSample(
+        "elephant",
+        "Elephant",
+        "elephant.jpg",
+        "CC BY 4.0",
+        _CALTECH,
+        "elephant/image_0031.jpg of Caltech-101",
+    ),
+    PictureSample(
+        "helicopter",
+        "Helicopter",
+        "helicopter.jpg",
+        "CC BY 4.0",
+        _CALTECH,
+        "helicopter/image_0015.jpg of Caltech-101",
+    ),
+    PictureSample(
+        "elephantdog",
+        "Elephant and Dalmatian",
+        "elephant-dalmatian.jpg",
+        "CC BY 4.0",
+        _CALTECH,
+        "elephant/image_0043.jpg and dalmatian/image_0059.jpg of Caltech-101",
+    ),
+    PictureSample(
+        "flamingoroo",
+        "Flamingo and kangaroo",
+        "flamingo-kangaroo.jpg",
+        "CC BY 4.0",
+        _CALTECH,
+        "flamingo/image_0033.jpg and kangaroo/image_0038.jpg of Caltech-101",
     ),
 )
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from analysis.hf.attention import capture
 from analysis.hf.windows import window_sizes_kept
 from attn_core.maps import AttentionMap
+from attn_core.taps import reading_inputs
 
 if TYPE_CHECKING:
     from analysis.hf.windows import Grid
@@ -29,6 +30,7 @@ class Trace:
         inputs: what went in.
         logits: (C,) or (N, V) of the model's head, on the CPU; None for a bare encoder.
         hidden: (N, M) last hidden state of the encoder (or decoder-only model), on the CPU, when it is given.
+        features: (F,) what enters the model's head, on the CPU, where the model knows its head.
         encoder, decoder, cross: one map a layer; empty where the model has none.
         fallback: weights came from ``output_attentions``.
         notes: what a reader must know.
@@ -45,6 +47,7 @@ class Trace:
     fallback: bool
     notes: tuple[str, ...]
     grids: tuple[PatchGrid | None, ...] = ()
+    features: Tensor | None = None
 
     def maps(self, kind: Kind) -> tuple[AttentionMap, ...]:
         """The maps of one kind, layers in order."""
@@ -66,7 +69,8 @@ def trace(model: LoadedModel, inputs: Inputs) -> Trace:
         UnsupportedModelError: if the model's attention cannot be seen.
     """
     tensors = {name: tensor.to(model.device) for name, tensor in inputs.tensors.items()}
-    with torch.no_grad(), capture(model.module) as captured:
+    head = nn.Identity() if model.head is None else model.module.get_submodule(model.head)
+    with torch.no_grad(), reading_inputs(head) as entered, capture(model.module) as captured:
         output = model.module(**tensors)
     single = _is_single(captured.encoder + captured.decoder)
     item = captured.item(0) if single else captured
@@ -81,6 +85,7 @@ def trace(model: LoadedModel, inputs: Inputs) -> Trace:
         fallback=captured.fallback,
         notes=(*item.notes, *unplaced),
         grids=_grids(item.encoder, captured.grids, inputs.grid),
+        features=entered[0][0].float().cpu() if entered else None,
     )
 
 

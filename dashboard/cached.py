@@ -25,9 +25,9 @@ import numpy as np
 import streamlit as st
 from numpy.typing import NDArray
 
-from analysis.catalogue import bring, find_bundled, is_installed
 from analysis.figure_data import Floats
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES, sample_picture_bytes
+from analysis.trained import find_offered, is_ready, make_ready
 from dashboard.first_paint import Example, read_example
 from dashboard.model_root import folder_of
 from dashboard.selection import Fusion, ImageChoices, Part, Selection, TextChoices, current
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from analysis.images import Picture
     from analysis.inputs import Inputs
     from analysis.models import LoadedModel
+    from analysis.predictions import Prediction
     from analysis.trace import Trace
     from attn_core.maps import AttentionMap
 
@@ -99,9 +100,9 @@ def loader() -> Loader:
 
 def _load_and_try(name: str, revision: str | None, progress: Progress) -> None:
     """Import what a model needs, load it, and run one tiny input, so that the first real one is fast."""
-    bundled = find_bundled(name)
-    if bundled is not None and not is_installed(bundled):
-        bring(bundled, progress=progress)
+    offered = find_offered(name)
+    if offered is not None and not is_ready(offered):
+        make_ready(offered, progress=progress)
     progress("importing torch", 0.0)
     torch = _import_for_good("torch")
     if torch.get_num_threads() > _THREADS:
@@ -199,8 +200,8 @@ def warm_up(page: str) -> None:
         if loader().request(choice.name, choice.revision).state != "ready":
             return
     for choice in wanted[1:]:
-        bundled = find_bundled(choice.name)
-        if bundled is not None and is_installed(bundled):
+        offered = find_offered(choice.name)
+        if offered is not None and is_ready(offered):
             loader().request(choice.name, choice.revision)
 
 
@@ -241,6 +242,13 @@ class Traced:
     model: LoadedModel
     inputs: Inputs
     trace: Trace
+
+
+def prediction(traced: Traced) -> Prediction | None:
+    """What the model's head says of a traced input; cheap, so it is not kept."""
+    from analysis.predictions import predict
+
+    return predict(traced.model, traced.trace)
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)

@@ -36,7 +36,7 @@ def heads_in_words(active: Sequence[int], heads: int) -> str:
 
 def heads_fact(active: Sequence[int], heads: int) -> str:
     """ "all 12 heads", "heads 3, 7", "head 5" or "no head", for the title."""
-    if len(active) == heads:
+    if len(active) == heads > 1:
         return f"all {heads} heads"
     if not active:
         return "no head"

@@ -17,10 +17,10 @@ from typing import Any, Literal, get_args
 
 import streamlit as st
 
-from analysis.catalogue import BUNDLED
 from analysis.figure_data import ColourMapName
 from analysis.pairs import PairFilter
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
+from analysis.trained import OFFERED
 
 Page = Literal["text", "image", "models"]
 TextView = Literal["head", "model", "matrix", "rollout"]
@@ -36,7 +36,7 @@ LINK_TEXT_CHARACTERS = 200
 
 MODEL_CHARACTERS = 120
 DEFAULT_MODELS: Mapping[str, str] = {
-    modality: next(model.name for model in BUNDLED if model.modality == modality)
+    modality: next(model.name for model in OFFERED if model.modality == modality)
     for modality in ("text", "image")
 }
 
@@ -69,7 +69,7 @@ class ModelChoice:
     @property
     def bundled(self) -> bool:
         """Whether it is one of the models that come with the program."""
-        return any(model.name == self.name for model in BUNDLED)
+        return any(model.name == self.name for model in OFFERED)
 
 
 @dataclass(frozen=True)
@@ -381,7 +381,7 @@ def _read_model(choices: Any, value: str, params: Mapping[str, str]) -> Any:
         return choices
     model = ModelChoice(value, revision)
     modality = "text" if isinstance(choices, TextChoices) else "image"
-    if any(bundled.name == value and bundled.modality != modality for bundled in BUNDLED):
+    if any(offered.name == value and offered.modality != modality for offered in OFFERED):
         return None
     return replace(choices, model=replace(model, asked=not model.bundled or revision is not None))
 

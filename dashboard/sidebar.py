@@ -15,8 +15,8 @@ from typing import Literal
 
 import streamlit as st
 
-from analysis.catalogue import BUNDLED
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES, sample_picture_bytes
+from analysis.trained import OFFERED
 from dashboard import cached, selection
 from dashboard.frame import heading, literal, note
 from dashboard.model_root import PREFIX, folder_choices
@@ -68,7 +68,7 @@ def show(page: str) -> None:
 
 def _model_picker(modality: Modality, chosen: ModelChoice) -> None:
     heading("Model")
-    titles = {model.name: model.title for model in BUNDLED if model.modality == modality}
+    titles = {model.name: model.title for model in OFFERED if model.modality == modality}
     titles |= {name: f"{name.removeprefix(PREFIX)} (folder)" for name in folder_choices()}
     if not chosen.asked:
         titles.setdefault(chosen.name, chosen.name)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import streamlit as st
 
-from analysis.catalogue import BUNDLED
+from analysis.trained import OFFERED
 from dashboard import cached
 from dashboard.boundary import tell_error
 from dashboard.frame import literal
@@ -23,7 +23,7 @@ Modality = Literal["text", "image"]
 
 def title_of(choice: ModelChoice) -> str:
     """What a model is called before it is loaded."""
-    return next((model.title for model in BUNDLED if model.name == choice.name), choice.name)
+    return next((model.title for model in OFFERED if model.name == choice.name), choice.name)
 
 
 def loading_badge(choice: ModelChoice, *, example: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import textwrap
@@ -39,7 +40,7 @@ HOSTILE = "<script>alert(1)</script> ![x](http://198.51.100.7/a.png) :red[no] $x
 
 pytestmark = pytest.mark.skipif(
     not all(is_installed(model) for model in BUNDLED),
-    reason="bundled models are not installed; run make models",
+    reason="bundled models are not installed; run make bundled",
 )
 
 
@@ -859,6 +860,23 @@ def test_one_head_mean_and_all_heads():
     assert "falls on the CLS token" in shown(at)
     at.selectbox(key="image_head").set_value("mean").run()
     assert component(at, "patch_map")[0]["titles"] == ["mean of 6 heads"]
+
+
+# Predictions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_with_a_head_says_what_it_predicts(model_folders):
+    at = folder_opened("text", "longformer", v="1", t="hello world")
+    text = shown(at)
+    assert "Prediction" in text
+    shares = [float(share) for share in re.findall(r"LABEL_\d</b> (\d+(?:\.\d+)?) %", text)]
+    assert len(shares) == 2
+    assert sum(shares) == pytest.approx(100, abs=1)
+
+
+def test_a_model_without_a_head_predicts_nothing():
+    at = opened()
+    assert 'class="as-prediction"' not in shown(at)
 
 
 # Models page -------------------------------------------------------------------------------------------------------

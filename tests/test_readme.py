@@ -22,7 +22,7 @@ def bundled_or_skip():
 
     missing = [model.name for model in BUNDLED if not is_installed(model)]
     if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}; run `make models`")
+        pytest.skip(f"not installed: {', '.join(missing)}; run `make bundled`")
 
 
 def test_the_first_example_runs():

@@ -18,7 +18,7 @@ from analysis.samples import (
     text_sample,
 )
 
-FREE = ("CC0 1.0", "CC BY 2.0", "Public domain")
+FREE = ("CC0 1.0", "CC BY 2.0", "CC BY 4.0", "Public domain")
 
 
 def test_ids_are_unique_and_fit_into_a_link():

@@ -289,9 +289,12 @@ def capture(module: nn.Module) -> Iterator[AttentionTrace]:
     """
     trace = AttentionTrace()
     if not isinstance(module, PreTrainedModel):
-        with recording_multihead(module) as layers:
+        with recording_multihead(module) as layers, recording() as record:
             yield trace
-        _fill_from_layers(trace, layers)
+        if record.calls:
+            _fill_from_own(trace, record.calls)
+        else:
+            _fill_from_layers(trace, layers)
     elif uses_interface(module):
         with (
             watching_windows(module, ask_weights=False) as windows,
@@ -458,6 +461,14 @@ def _kind(module: PreTrainedModel, name: str, call: Recorded) -> Kind:
         return "decoder" if "decoder" in lowered.split(".") else "encoder"
     causal = getattr(call.module, "is_causal", False) or _rule_of(call.map).causal
     return "decoder" if causal or getattr(module.config, "is_decoder", False) else "encoder"
+
+
+def _fill_from_own(trace: AttentionTrace, calls: list[Recorded]) -> None:
+    """The maps of a model of ``attn_core.models``: what is not between the tokens themselves is cross-attention."""
+    square = [call.map for call in calls if call.map.queries == call.map.keys]
+    trace.cross = tuple(call.map for call in calls if call.map.queries != call.map.keys)
+    causal = any(_rule_of(layer).causal for layer in square)
+    trace.encoder, trace.decoder = ((), tuple(square)) if causal else (tuple(square), ())
 
 
 def _fill_from_layers(trace: AttentionTrace, layers: list[tuple[str, DenseMap]]) -> None:

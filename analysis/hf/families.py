@@ -46,6 +46,9 @@ _POST_NORM_BLOCKS = {
     "xlm-roberta": ("encoder.layer.", ("embeddings",)),
 }
 
+RECURRENT = "recurrent"
+"""Our own family: a BiLSTM and one attention with a learned query over its states (Jain & Wallace 2019)."""
+
 _FLEXIBLE = frozenset({"dinov2", "dinov2_with_registers", "dinov3_vit"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +30,9 @@ from transformers.utils import logging as library_logging
 from analysis.hf import families
 from analysis.hf.files import Weights, read_json, read_weights, refuse_by_names, safe_config
 from analysis.hf.memory import check_memory
+from analysis.hf.trained import familiarity_of, with_trained_part
 from analysis.models import LoadedModel, Modality, Progress, Source
+from analysis.predictions import Kind
 from attn_core.errors import UnsupportedModelError
 
 # What a folder can make the library raise; any of these becomes one sentence.
@@ -73,6 +76,9 @@ _PROCESSORS: dict[Modality, Any] = {
     "audio": AutoFeatureExtractor,
 }
 
+CLASSIFIES_WHOLE = frozenset({"sequence-classification", "image-classification"})
+"""Tasks with one row of logits for the whole input."""
+
 # Building a model patches initialisers of torch for its duration, so one is built at a time.
 _building = threading.Lock()
 _reporter: ContextVar[Progress | None] = ContextVar("analysis.hf.loading reporter", default=None)
@@ -98,13 +104,22 @@ def load_folder(
     report("loading weights", 0.0)
     module, task, more = _build(model_class, task, config, source, target, report)
     report("preparing", 0.0)
+    if source.part is not None:
+        module, task = with_trained_part(module, source.part)
     nn.Module.to(module, device)
     nn.Module.eval(module).requires_grad_(False)
     processor, missing = _read_processor(module, source)
     notes += [*more, *missing, *_dtype_notes(weights, target)]
     loaded = _describe(module, task, processor, source, notes, device=device, dtype=target)
     report("preparing", 1.0)
-    return loaded
+    if source.part is None:
+        return loaded
+    return dataclasses.replace(
+        loaded,
+        temperature=source.part.temperature,
+        head="classifier",
+        familiarity=familiarity_of(source.part),
+    )
 
 
 def read_config(raw: dict[str, Any], source: Source) -> tuple[PreTrainedConfig, list[str]]:
@@ -396,7 +411,15 @@ def _describe(
         bundled=source.bundled,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         notes=(*source.notes, *notes),
+        kind=_kind(config) if task in CLASSIFIES_WHOLE else None,
     )
+
+
+def _kind(config: PreTrainedConfig) -> Kind:
+    """What the logits of a classification head mean, as the library trains and reads them."""
+    if config.num_labels == 1 or config.problem_type == "regression":
+        return "value"
+    return "sigmoid" if config.problem_type == "multi_label_classification" else "softmax"
 
 
 def _labels(config: PreTrainedConfig) -> tuple[str, ...] | None:

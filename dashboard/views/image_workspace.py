@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
@@ -14,6 +15,7 @@ from dashboard.boundary import page_boundary, tell_error
 from dashboard.export_menu import export_menu
 from dashboard.frame import Badge, notes, title_line, views, waiting_view
 from dashboard.live import image_source
+from dashboard.prediction_line import prediction_line
 from dashboard.provenance import layer_in_words, provenance
 from dashboard.selection import (
     ImageChoices,
@@ -29,6 +31,9 @@ from dashboard.sidebar import picture_bytes
 from dashboard.sources import ImageSource
 from dashboard.views import image_attention, image_model, image_rollout
 from dashboard.waiting import title_of
+
+if TYPE_CHECKING:
+    from analysis.predictions import Prediction
 
 VIEW_WORDS = {"attention": "Attention", "model": "Model view", "rollout": "Rollout"}
 LAST_GOOD = "image_last_good"
@@ -59,6 +64,7 @@ class Shown:
     input: str
     badges: tuple[Badge, ...]
     notes: tuple[str, ...]
+    prediction: Prediction | None = None
 
 
 def workspace() -> None:
@@ -74,6 +80,7 @@ def workspace() -> None:
             return
         fitted = fit(shown.source, choices)
         _title(shown, fitted)
+        prediction_line(shown.prediction, key="image")
         view = VIEWS[fitted.view]
         with st.container(horizontal=True, vertical_alignment="center", key="image_tools"):
             views(list(VIEW_WORDS), fitted.view, key="image_view", on_change=_view_picked, words=VIEW_WORDS)
@@ -119,7 +126,9 @@ def _live(choices: ImageChoices) -> Shown:
     told = (*traced.model.notes, *traced.inputs.notes, *traced.trace.notes)
     source = image_source(traced)
     words = f"{name} (SHA-256 {picture.sha256})"
-    return Shown(source, traced.model.title, traced.model.revision, words, (), told)
+    return Shown(
+        source, traced.model.title, traced.model.revision, words, (), told, cached.prediction(traced)
+    )
 
 
 def _last_good(choices: ImageChoices, error: Exception) -> Shown | None:

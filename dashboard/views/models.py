@@ -6,7 +6,7 @@ from functools import partial
 
 import streamlit as st
 
-from analysis.catalogue import BUNDLED, BundledModel, is_installed
+from analysis.trained import OFFERED, OfferedModel, is_ready
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
 from dashboard.frame import heading, literal, note, notes, small_table, title_line
@@ -26,13 +26,13 @@ def bundled_table() -> None:
             KIND_WORDS[model.modality],
             model.licence,
             f"{model.size / 1e6:.0f} MB",
-            f"{model.package} {model.version}",
+            model.origin,
             _state(model),
         )
-        for model in BUNDLED
+        for model in OFFERED
     ]
     small_table(("Model", "Kind", "Licence", "Size", "From", "State"), rows)
-    for model in BUNDLED:
+    for model in OFFERED:
         with st.expander(literal(model.title), key=f"models_about_{model.name}"):
             note(model.description)
             small_table(
@@ -45,12 +45,12 @@ def bundled_table() -> None:
             )
 
 
-def _state(model: BundledModel) -> str:
+def _state(model: OfferedModel) -> str:
     job = cached.loader().find(model.name)
     if job is not None:
         words = {"running": f"loading: {job.stage}", "ready": f"loaded in {job.seconds:.1f} s"}
         return words.get(job.state, "could not be loaded")
-    return "installed" if is_installed(model) else "not installed: run make models"
+    return "installed" if is_ready(model) else "not installed: run make bundled"
 
 
 def loaded_models() -> None:

@@ -21,17 +21,17 @@ def show(source: TextSource, choices: TextChoices) -> None:
     numbers = source.numbers(choices.part, choices.layer)
     heading(f"Heads of layer {choices.layer}", "Averages over the query tokens, special tokens included")
     if active:
+        words = "Entropy in nats: 0 looks at one token. Largest: a row's largest weight."
+        columns = {"Entropy": (numbers.entropy, 2), "Largest": (numbers.max_weight, 2)}
+        if choices.part != "cross":  # between two texts positions have no distance
+            columns["Distance"] = (numbers.mean_distance, 1)
+            words += " Distance in tokens."
         rows = [
-            (
-                str(head),
-                f"{numbers.entropy[head]:.2f}",
-                f"{numbers.max_weight[head]:.2f}",
-                f"{numbers.mean_distance[head]:.1f}",
-            )
+            (str(head), *(f"{values[head]:.{digits}f}" for values, digits in columns.values()))
             for head in active
         ]
-        small_table(("Head", "Entropy", "Largest", "Distance"), rows)
-        note("Entropy in nats: 0 looks at one token. Largest: a row's largest weight. Distance in tokens.")
+        small_table(("Head", *columns), rows)
+        note(words)
     else:
         note("No head is switched on.")
     if choices.pinned is not None and active:

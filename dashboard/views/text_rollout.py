@@ -46,7 +46,8 @@ def show(source: TextSource, choices: TextChoices) -> MatrixView | TokenScores |
     """Draw the view; returns the record of what is on the screen, None when there is nothing to roll out."""
     info = source.part(choices.part)
     if choices.part == "cross":
-        note("Rollout follows self-attention from layer to layer; choose the encoder or the decoder.")
+        others = "choose the encoder or the decoder" if len(source.parts) > 1 else "this model has none"
+        note(f"Rollout follows self-attention from layer to layer; {others}.")
         return None
     last = info.layers - 1 if choices.rollout_layer is None else choices.rollout_layer
     weights = source.rollout(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
@@ -13,6 +14,7 @@ from dashboard.boundary import page_boundary, tell_error
 from dashboard.export_menu import EveryLayer, export_menu
 from dashboard.frame import Badge, choice, notes, title_line, views, waiting_view
 from dashboard.live import merged_words, text_source
+from dashboard.prediction_line import prediction_line
 from dashboard.provenance import heads_fact, heads_in_words, layer_in_words, provenance
 from dashboard.selection import (
     Part,
@@ -29,6 +31,9 @@ from dashboard.selection import (
 from dashboard.sources import WORD_TOKENS, TextSource
 from dashboard.views import text_bertviz, text_details, text_head, text_matrix, text_model, text_rollout
 from dashboard.waiting import title_of
+
+if TYPE_CHECKING:
+    from analysis.predictions import Prediction
 
 VIEW_WORDS = {"head": "Head view", "model": "Model view", "matrix": "Matrix", "rollout": "Rollout"}
 PART_WORDS: Mapping[Part, str] = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Cross-attention"}
@@ -65,6 +70,7 @@ class Shown:
     length: str
     badges: tuple[Badge, ...]
     notes: tuple[str, ...]
+    prediction: Prediction | None = None
 
 
 def workspace() -> None:
@@ -79,6 +85,7 @@ def workspace() -> None:
             return
         fitted = fit(shown.source, choices)
         _title(shown, fitted)
+        prediction_line(shown.prediction, key="text")
         view = VIEWS[fitted.view]
         with st.container(horizontal=True, vertical_alignment="center", key="text_tools"):
             views(list(VIEW_WORDS), fitted.view, key="text_view", on_change=_view_picked, words=VIEW_WORDS)
@@ -164,7 +171,8 @@ def _live(traced: cached.Traced, choices: TextChoices) -> Shown:
         source = merged_words(traced, source)
         length += f" in {len(source.part(source.parts[0]).rows):,} words"
     told = (*model.notes, *inputs.notes, *traced.trace.notes)
-    return Shown(source, model.title, model.revision, length, tuple(badges), told)
+    predicted = cached.prediction(traced)
+    return Shown(source, model.title, model.revision, length, tuple(badges), told, predicted)
 
 
 def fit(source: TextSource, choices: TextChoices) -> TextChoices:
@@ -180,7 +188,7 @@ def fit(source: TextSource, choices: TextChoices) -> TextChoices:
     if fitted != choices:
         names = ("layer", "heads", "pinned", "zoom", "cell", "window", "rollout_layer")
         choose("text", **{name: getattr(fitted, name) for name in names})
-        if fitted.layer != choices.layer:
+        if fitted.layer != choices.layer and info.layers > 1:
             st.info(
                 f"This model has layers 0 to {info.layers - 1}; layer {choices.layer} was changed to the last."
             )

@@ -1,0 +1,219 @@
+"""Small trained parts that ship in the repository and make a bundled backbone predict something.
+
+A trained part is a folder in ``models/``: ``weights.safetensors`` with low-rank updates of the backbone's linear
+layers (``<layer>.down`` and ``.up``; Hu et al. 2021, LoRA) and the head, ``trained.json`` with what they mean, and a
+model card. At load the updates are merged, so what comes out is an ordinary classifier of the transformers library.
+
+Imports no torch: the first page reads this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from analysis import catalogue
+from analysis.catalogue import CHECKOUT, BundledFile, BundledModel, Progress
+from analysis.errors import ModelUnavailableError
+
+TRAINED_FOLDER = CHECKOUT / "models"
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A classifier of the catalogue: a bundled backbone with a trained part.
+
+    Attributes:
+        name, title, modality: as of a bundled model.
+        backbone: what it was trained on; None for a model of ``attn_core.models`` that stands alone.
+        version: of the trained part.
+        folder: name of its folder in ``TRAINED_FOLDER``.
+        files: what the folder must hold to be loaded, with pinned hashes.
+        licence, citation, source: of the trained part and its data.
+        description: one paragraph for the Models page, held-out scores included.
+    """
+
+    name: str
+    title: str
+    modality: Literal["text", "image"]
+    backbone: BundledModel | None
+    version: str
+    folder: str
+    files: tuple[BundledFile, ...]
+    licence: str
+    citation: str
+    source: str
+    description: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the trained part."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in short."""
+        base = "" if self.backbone is None else f", on {self.backbone.origin}"
+        return f"models/{self.folder} {self.version}{base}"
+
+    @property
+    def sha256(self) -> str:
+        """Hash of its weights."""
+        return next(file.sha256 for file in self.files if file.name == WEIGHTS)
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return TRAINED_FOLDER / self.folder
+
+
+_TREEBANK = (
+    "the Stanford Sentiment Treebank (Socher et al. 2013), free for research and not in the repository"
+)
+
+
+def _recurrent(name: str, scoring: str, files: tuple[BundledFile, ...], score: str) -> TrainedModel:
+    """The papers' classifier with one of their two similarity functions."""
+    return TrainedModel(
+        name=name,
+        title=f"BiLSTM + {scoring} attention sentiment",
+        modality="text",
+        backbone=None,
+        version="1",
+        folder=name,
+        files=files,
+        licence=f"MIT; trained on {_TREEBANK}",
+        citation="Jain & Wallace 2019, Attention is not Explanation (arXiv 1902.10186); Bahdanau et al. 2014",
+        source="trained by scripts/train_recurrent.py",
+        description=(
+            f"The model of Jain & Wallace 2019: word vectors, a BiLSTM of 2 × 128 units, {scoring} attention "
+            f"with a learned query. Negative or positive, for English sentences on films; {score} of 1,821 test "
+            "sentences are right. It reads words alone and knows 7,189 of them."
+        ),
+    )
+
+
+RECURRENT = _recurrent(
+    "recurrent-sentiment",
+    "additive",
+    (
+        BundledFile(
+            "trained.json", 92_791, "a70baeab57aaf806042ce4a7fe03531f408c06dd45911f632d60970d95326473"
+        ),
+        BundledFile(
+            "weights.safetensors",
+            2_437_628,
+            "544f158b491c27e9fa7bf3cb01616c670bf6f3e35f218f2d0f008ef67f639f89",
+        ),
+    ),
+    "83.0 %",
+)
+RECURRENT_DOT = _recurrent(
+    "recurrent-sentiment-dot",
+    "scaled-dot",
+    (
+        BundledFile(
+            "trained.json", 92_793, "4e3bfd96733610b3dcaa7709e5dd7a890b4d579d0dcf26462533b0f63c46ab17"
+        ),
+        BundledFile(
+            "weights.safetensors",
+            2_371_908,
+            "d9fe71dc066fa2ff39fa4251027a528d10ff90c88304b2534c1894c23d0b1283",
+        ),
+    ),
+    "82.5 %",
+)
+
+TRAINED: tuple[TrainedModel, ...] = (RECURRENT, RECURRENT_DOT)
+
+OfferedModel = BundledModel | TrainedModel
+
+OFFERED: tuple[OfferedModel, ...] = (*catalogue.BUNDLED, *TRAINED)
+"""Every model that works offline: bare backbones first."""
+
+
+def find_trained(name: str) -> TrainedModel | None:
+    """The trained model of that name, or None."""
+    return next((model for model in TRAINED if model.name == name), None)
+
+
+def find_offered(name: str) -> OfferedModel | None:
+    """The model of that name that comes with the program, or None."""
+    return next((model for model in OFFERED if model.name == name), None)
+
+
+def backbone_of(model: OfferedModel) -> BundledModel | None:
+    """What must be installed for a model: itself, or the backbone of its trained part, if it has one."""
+    return model.backbone if isinstance(model, TrainedModel) else model
+
+
+def is_ready(model: OfferedModel) -> bool:
+    """Whether a model can be loaded without bringing anything."""
+    backbone = backbone_of(model)
+    return backbone is None or catalogue.is_installed(backbone)
+
+
+def make_ready(model: OfferedModel, *, progress: Progress | None = None) -> None:
+    """Bring what a model needs.
+
+    Raises:
+        ModelUnavailableError: as ``catalogue.bring``.
+    """
+    backbone = backbone_of(model)
+    if backbone is not None:
+        catalogue.bring(backbone, progress=progress)
+
+
+@dataclass(frozen=True)
+class TrainedPart:
+    """A verified trained part.
+
+    Attributes:
+        model: whose it is.
+        weights: path of its tensors.
+        facts: of ``trained.json``: rank, alpha, labels, temperature ...
+    """
+
+    model: TrainedModel
+    weights: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Class names in order."""
+        return tuple(self.facts["labels"])
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by, so that probabilities are as often right as they say (Guo et al. 2017)."""
+        return float(self.facts["temperature"])
+
+
+def verified_part(model: TrainedModel) -> TrainedPart:
+    """Hash the files of a trained part and read what they mean.
+
+    Raises:
+        ModelUnavailableError: if a file is missing, cannot be read, or is not the published one.
+    """
+    for file in model.files:
+        path = model.path / file.name
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ModelUnavailableError(
+                f"{model.title}: {path} cannot be read ({error.strerror or type(error).__name__}); take the file "
+                "from the repository again (git checkout -- models)."
+            ) from error
+        if found != file.sha256:
+            raise ModelUnavailableError(
+                f"{model.title}: {path} is not the published file (SHA-256 {found[:12]}… instead of "
+                f"{file.sha256[:12]}…), so it is not loaded; take it from the repository again "
+                "(git checkout -- models). If you trained it anew, write its hash into analysis/trained.py."
+            )
+    facts = json.loads((model.path / "trained.json").read_text(encoding="utf-8"))
+    return TrainedPart(model, model.path / WEIGHTS, facts)

@@ -1,0 +1,1 @@
+"""Models written out from the mechanisms of this package, one readable file each."""

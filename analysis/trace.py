@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -149,11 +150,15 @@ def parity(model: LoadedModel, inputs: Inputs) -> dict[str, float]:
     """
     tensors = {name: tensor.to(model.device) for name, tensor in inputs.tensors.items()}
     with torch.no_grad(), window_sizes_kept(model.module):
-        plain = model.module(**tensors)
+        plain = _numbers(model.module(**tensors))
         with capture(model.module):
-            captured = model.module(**tensors)
+            captured = _numbers(model.module(**tensors))
     return {
-        name: float((captured[name].float() - plain[name].float()).abs().max())
-        for name in plain
-        if isinstance(plain[name], Tensor) and plain[name].is_floating_point()
+        name: float((captured[name].float() - tensor.float()).abs().max()) for name, tensor in plain.items()
     }
+
+
+def _numbers(output: Any) -> dict[str, Tensor]:
+    """The floating-point tensors of a model's output, whether it is the library's mapping or a record of ours."""
+    named = output.items() if isinstance(output, Mapping) else vars(output).items()
+    return {name: value for name, value in named if isinstance(value, Tensor) and value.is_floating_point()}

@@ -1,0 +1,85 @@
+"""The shipped classifiers through the program's own door: frozen predictions, attention, held-out scores."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from analysis.inputs import encode_text
+from analysis.models import LoadedModel, load_model
+from analysis.predictions import predict
+from analysis.samples import text_sample
+from analysis.trace import parity, trace
+from analysis.trained import TRAINED, is_ready
+
+WORDS = {
+    "recurrent-sentiment": {"praise": 0.9946, "turn": 0.0270, "negation": 0.1283, "irony": 0.0864},
+    "recurrent-sentiment-dot": {"praise": 0.9962, "turn": 0.0476, "negation": 0.0878, "irony": 0.1015},
+}
+"""Probability of "positive" for samples."""
+
+
+@cache
+def loaded(name: str) -> LoadedModel:
+    model = next(model for model in TRAINED if model.name == name)
+    if not is_ready(model):
+        pytest.skip(f"the backbone of {name} is not installed; run `make bundled`")
+    return load_model(name, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "sample"), [(name, sample) for name, found in WORDS.items() for sample in found]
+)
+def test_sentences_get_the_frozen_probabilities(name, sample):
+    model = loaded(name)
+    traced = trace(model, encode_text(model, text_sample(sample).text))
+    prediction = predict(model, traced)
+    assert prediction is not None
+    assert prediction.labels == ("negative", "positive")
+    assert float(prediction.scores[1]) == pytest.approx(WORDS[name][sample], abs=2e-3)
+    assert float(prediction.scores.sum()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["recurrent-sentiment", "recurrent-sentiment-dot"])
+def test_the_recurrent_classifier_shows_one_row_of_attention(name):
+    model = loaded(name)
+    inputs = encode_text(model, "Not a bad film, it's naïve.")
+    assert [token.text for token in inputs.tokens or ()] == [
+        "Not", "a", "bad", "film", ",", "it", "'s", "naïve", ".",
+    ]  # fmt: skip
+    assert [token.text for token in inputs.target_tokens or ()] == ["learned query"]
+    traced = trace(model, inputs)
+    assert traced.kinds == ("cross",)
+    (layer,) = traced.cross
+    assert layer.shape == (1, 1, 1, 9)
+    with torch.no_grad():
+        output = model.module(**inputs.tensors)
+    assert_close(layer.row(0, 0), output.weights[0])
+    assert parity(model, inputs) == {"logits": 0.0, "weights": 0.0, "hidden": 0.0}
+
+
+def test_an_unknown_word_is_told():
+    model = loaded("recurrent-sentiment")
+    inputs = encode_text(model, "A zzyzx film")
+    assert [token.unknown for token in inputs.tokens or ()] == [False, True, False]
+    assert any("unknown to the model" in note for note in inputs.notes)
+
+
+@pytest.mark.parametrize("name", [model.name for model in TRAINED if model.modality == "text"])
+def test_held_out_sentences_are_mostly_right(name, optional_data):
+    """The first 200 test sentences: as good as the model card says, within what 200 can tell."""
+    from scripts.sentiment_data import sentences
+
+    folder = optional_data / "data" / "sst"
+    if not folder.is_dir():
+        pytest.skip(f"no sentences at {folder}")
+    model = loaded(name)
+    right = 0
+    for phrase, label in sentences(folder, "test")[:200]:
+        with torch.no_grad():
+            logits = model.module(**encode_text(model, phrase.text).tensors).logits[0]
+        right += int(logits.argmax()) == label
+    assert right / 200 >= 0.76

@@ -12,7 +12,8 @@ import transformers
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from analysis.hf.attention import AttentionTrace, RuleMask
+from analysis.hf.attention import AttentionTrace
+from analysis.hf.rule_masks import RuleMask
 from attn_core import FactoredMap, IndexedBias, MaskRule, RelativeBias, recording
 from attn_core.seam import bias_made_from
 from tests.capture_helpers import captured, maps_by_kind

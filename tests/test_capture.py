@@ -17,7 +17,8 @@ import transformers
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from analysis.hf.attention import IMPLEMENTATION, RuleMask, capture
+from analysis.hf.attention import IMPLEMENTATION, capture
+from analysis.hf.rule_masks import RuleMask
 from attn_core.errors import UnsupportedModelError
 from attn_core.maps import FactoredMap
 from attn_core.masks import MaskRule

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from analysis import catalogue
-from analysis.catalogue import CHECKOUT, BundledFile, BundledModel, Progress
+from analysis.catalogue import CHECKOUT, VIT_S14, BundledFile, BundledModel, Progress
 from analysis.errors import ModelUnavailableError
 
 TRAINED_FOLDER = CHECKOUT / "models"
@@ -129,7 +129,39 @@ RECURRENT_DOT = _recurrent(
     "82.5 %",
 )
 
-TRAINED: tuple[TrainedModel, ...] = (RECURRENT, RECURRENT_DOT)
+PICTURES = TrainedModel(
+    name="picture-classifier",
+    title="ViT-S/14 picture classifier",
+    modality="image",
+    backbone=VIT_S14,
+    version="1",
+    folder="picture-classifier",
+    files=(
+        BundledFile(
+            "familiarity.safetensors",
+            110_986,
+            "db3613f22cb9209ba77a9544cef60198ef3f963e82fc0e72501ca6d4d189b1c4",
+        ),
+        BundledFile(
+            "trained.json", 2_396, "ea782a653ee49b34398cca8af58aab97523add1a72b36d743ae8edeff4a871be"
+        ),
+        BundledFile(
+            "weights.safetensors",
+            2_134_118,
+            "549b2c8404f50d646901f3fa625fa671cee4c474304f1c1f86e0c92449bc30c3",
+        ),
+    ),
+    licence="MIT; trained on Caltech-101 (CC BY 4.0), no photograph of which is in the trained part",
+    citation="Li, Andreetto, Ranzato & Perona 2022, Caltech-101 (10.22002/D1.20086); Hu et al. 2021, LoRA",
+    source="trained by scripts/train_pictures.py",
+    description=(
+        "The bundled ViT with low-rank adapters and a head for 83 everyday classes of Caltech-101. Of held-out photographs "
+        "96.4 % have the right class first and 98.9 % among the first five; of other people's photographs fewer. It "
+        "must name one of its classes for any picture, so the page warns where a picture is unlike its training ones."
+    ),
+)
+
+TRAINED: tuple[TrainedModel, ...] = (PICTURES, RECURRENT, RECURRENT_DOT)
 
 OfferedModel = BundledModel | TrainedModel
 

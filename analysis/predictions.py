@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["softmax", "sigmoid", "value"]
 
-UNFAMILIAR = 0.99
+UNFAMILIAR = 0.95
 """Share of held-out examples of the known classes that lie nearer; an input beyond it is called unfamiliar."""
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from analysis.inputs import encode_text
+from analysis.images import read_picture
+from analysis.inputs import encode_image, encode_text
 from analysis.models import LoadedModel, load_model
 from analysis.predictions import predict
-from analysis.samples import text_sample
+from analysis.samples import sample_picture_bytes, text_sample
 from analysis.trace import parity, trace
 from analysis.trained import TRAINED, is_ready
 
@@ -20,6 +21,15 @@ WORDS = {
     "recurrent-sentiment-dot": {"praise": 0.9962, "turn": 0.0476, "negation": 0.0878, "irony": 0.1015},
 }
 """Probability of "positive" for samples."""
+
+PICTURES = {
+    "elephant": ("elephant", 0.988),
+    "helicopter": ("helicopter", 1.0),
+    "coffee": ("cup", 0.998),
+    "elephantdog": ("elephant", 0.987),
+    "flamingoroo": ("kangaroo", 1.0),
+}
+"""Best class and its probability for sample photographs, none of which was trained on."""
 
 
 @cache
@@ -41,6 +51,22 @@ def test_sentences_get_the_frozen_probabilities(name, sample):
     assert prediction.labels == ("negative", "positive")
     assert float(prediction.scores[1]) == pytest.approx(WORDS[name][sample], abs=2e-3)
     assert float(prediction.scores.sum()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("sample", PICTURES)
+def test_pictures_get_the_frozen_classes(sample):
+    model = loaded("picture-classifier")
+    picture = read_picture(sample_picture_bytes(sample), name=sample)
+    traced = trace(model, encode_image(model, picture))
+    prediction = predict(model, traced)
+    assert prediction is not None
+    assert len(prediction.labels) == 83
+    ((label, probability, _),) = prediction.best(1)
+    expected, close = PICTURES[sample]
+    assert label == expected
+    assert probability == pytest.approx(close, abs=5e-3)
+    assert prediction.share_nearer is not None
+    assert len(traced.encoder) == 12  # its attention is there like that of any ViT
 
 
 @pytest.mark.parametrize("name", ["recurrent-sentiment", "recurrent-sentiment-dot"])

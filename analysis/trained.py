@@ -155,7 +155,7 @@ PICTURES = TrainedModel(
     citation="Li, Andreetto, Ranzato & Perona 2022, Caltech-101 (10.22002/D1.20086); Hu et al. 2021, LoRA",
     source="trained by scripts/train_pictures.py",
     description=(
-        "The bundled ViT with low-rank adapters and a head for 83 everyday classes of Caltech-101. Of held-out photos "
+        "The bundled ViT with low-rank adapters and a head for 83 everyday classes of Caltech-101. Of held-out ones "
         "96.4 % have the right class first and 98.9 % among the first five; of other people's photos 60.0 % come "
         "first. It must name one of its classes for any picture; where a picture is unlike its training ones, the "
         "page warns, though not of every one."

@@ -18,6 +18,7 @@ RUN pip install --no-deps --index-url "$TORCH_INDEX" "$(grep '^torch==' requirem
 COPY attn_core attn_core
 COPY analysis analysis
 COPY dashboard dashboard
+COPY models models
 COPY .streamlit .streamlit
 COPY LICENSE README.md ./
 

@@ -388,7 +388,7 @@ def test_dockerfile_copies_what_the_app_needs():
     order = [name for name, _ in instructions]
     let_through = set((ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines())
     sources = [source for name, rest in instructions if name == "COPY" for source in rest.split()[:-1]]
-    assert {*ROOMS, ".streamlit", "requirements.txt", "constraints.txt"} <= set(sources)
+    assert {*ROOMS, "models", ".streamlit", "requirements.txt", "constraints.txt"} <= set(sources)
     for source in sources:
         assert (ROOT / source).exists()
         assert f"!{source}" in let_through

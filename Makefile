@@ -15,7 +15,7 @@ PORT ?= 8501
 HEADLESS ?= $(if $(CI),true,$(if $(filter Darwin,$(shell uname))$(DISPLAY)$(WAYLAND_DISPLAY),false,true))
 DEVICE ?=
 TORCH_INDEX ?=
-DATA ?= ../shared/data
+DATA ?= data
 PYTEST ?=
 
 .DEFAULT_GOAL := help

@@ -25,8 +25,7 @@ from analysis.trained import TRAINED
 from attn_core.taps import reading_inputs
 from scripts.sentiment_data import sentences
 from scripts.train_pictures import LEFT_OUT, readable
-from scripts.train_sentiment import f1
-from scripts.training import calibration_error, in_words
+from scripts.training import calibration_error, f1, in_words
 
 # Names in the ImageNet-DET pictures → ours, where both mean the same thing.
 DET = {

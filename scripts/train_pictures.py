@@ -145,7 +145,7 @@ def mixed(
     if random.random() >= 0.25:
         return pixels, target
     side = pixels.shape[-1]
-    cut = int(side * (1 - random.uniform(0.4, 0.9)) ** 0.5 * 1.0)
+    cut = int(side * (1 - random.uniform(0.4, 0.9)) ** 0.5)
     top, left = random.integers(0, side - cut + 1, size=2)
     other = torch.from_numpy(random.permutation(len(labels)))
     pixels = pixels.clone()

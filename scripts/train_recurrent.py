@@ -21,10 +21,10 @@ from analysis.catalogue import MINILM, verify
 from analysis.hf.word_tokenizer import PADDING, UNKNOWN, split_words
 from attn_core.models.classifier import AttentionClassifier
 from scripts.sentiment_data import sentences
-from scripts.train_sentiment import f1
 from scripts.training import (
     Progress,
     calibration_error,
+    f1,
     fit_temperature,
     in_words,
     parser_of,

@@ -24,6 +24,7 @@ from scripts.training import (
     Progress,
     adapt,
     calibration_error,
+    f1,
     fit_temperature,
     half_precision,
     in_words,
@@ -122,12 +123,6 @@ def build() -> tuple[Any, Any]:
     model = BertForSequenceClassification(config)
     model.bert.load_state_dict(BertModel.from_pretrained(folder).state_dict())
     return model, AutoTokenizer.from_pretrained(folder)
-
-
-def f1(predicted: Tensor, labels: Tensor) -> float:
-    """F1 of the positive class."""
-    both = int(((predicted == 1) & (labels == 1)).sum())
-    return 2 * both / max(int((predicted == 1).sum()) + int((labels == 1).sum()), 1)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -279,6 +279,12 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     return float(log_temperature.detach().exp())
 
 
+def f1(predicted: Tensor, labels: Tensor) -> float:
+    """F1 of the positive class."""
+    both = int(((predicted == 1) & (labels == 1)).sum())
+    return 2 * both / max(int((predicted == 1).sum()) + int((labels == 1).sum()), 1)
+
+
 def calibration_error(probabilities: Tensor, labels: Tensor, *, bins: int = 15) -> float:
     """Expected calibration error of (n, C) probabilities in equal-width bins of the top probability."""
     top, predicted = probabilities.max(-1)

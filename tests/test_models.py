@@ -131,8 +131,10 @@ def test_facts_and_outputs_of_every_architecture(architecture: Architecture, tmp
     if architecture.name == "Marian":  # its sinusoidal positions are computed, not stored
         for stack in (original.model.encoder, original.model.decoder):
             stack.embed_positions.weight.data = stack.embed_positions.create_weight()
+    # Longformer's chunked products come out differently for tensors that lie elsewhere in memory: 5e-6 was seen.
+    within = 1e-5 if architecture.name in ("Longformer", "LED") else 1e-6
     with torch.no_grad():
-        assert_close(model.module(**batch.tensors)[0], original(**batch.tensors)[0], rtol=0, atol=1e-5)
+        assert_close(model.module(**batch.tensors)[0], original(**batch.tensors)[0], rtol=0, atol=within)
 
 
 @every_architecture

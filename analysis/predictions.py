@@ -1,8 +1,9 @@
 """What a model with a classification head says of an input, and how far it can be believed.
 
 Probabilities are the softmax of logits / temperature, the temperature fitted on held-out examples (Guo et al. 2017);
-a model without one is taken at its word. A model that knows what its training features looked like also says how
-unlike them an input is (Lee et al. 2018): a classifier names one of its classes for any picture at all.
+a model without one is taken at its word. A model that knows how held-out examples of its classes looked also says how
+unlike them an input is: by its highest probability (Hendrycks & Gimpel 2017) and by the distance of its features to
+the training ones (Lee et al. 2018). A classifier names one of its classes for any picture at all.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["softmax", "sigmoid", "value"]
 
-UNFAMILIAR = 0.95
-"""Share of held-out examples of the known classes that lie nearer; an input beyond it is called unfamiliar."""
+UNSURE, FAR = 0.95, 0.99
+"""Shares of held-out examples of the known classes, of which the model is surer, or which lie nearer to a class; an
+input beyond either is called unfamiliar. The first tells strangers apart far better, so it is the stricter one."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,14 @@ class Familiarity:
     Attributes:
         centre: (F,); ``whitening``: (F, k); ``means``: (C, k) of the classes, in whitened space.
         distances: (101,) percentiles of the distance from held-out examples to the nearest class mean.
+        sureness: (101,) percentiles of the highest probability of held-out examples.
     """
 
     centre: Tensor
     whitening: Tensor
     means: Tensor
     distances: Tensor
+    sureness: Tensor
 
     def distance(self, features: Tensor) -> float:
         """Distance of features (F,) to the nearest class mean, in standard deviations within a class."""
@@ -45,6 +49,10 @@ class Familiarity:
     def share_nearer(self, features: Tensor) -> float:
         """Share of held-out examples, 0 to 1, that lie nearer to a class than these features do."""
         return float((self.distances < self.distance(features)).float().mean())
+
+    def share_surer(self, probability: float) -> float:
+        """Share of held-out examples, 0 to 1, whose highest probability is above this one."""
+        return float((self.sureness > probability).float().mean())
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ class Prediction:
         scores: (C,) probabilities, or the values.
         logits: (C,) as the head gives them.
         temperature: what they were divided by.
-        share_nearer: share of held-out examples that are more like the training data; None where it is not known.
+        share_nearer: share of held-out examples whose features are more like the training ones; None: not known.
+        share_surer: share of held-out examples that the model is surer of; None: not known.
     """
 
     kind: Kind
@@ -66,11 +75,22 @@ class Prediction:
     logits: Tensor
     temperature: float
     share_nearer: float | None = None
+    share_surer: float | None = None
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the model is surer of nearly every held-out example of its classes."""
+        return self.share_surer is not None and self.share_surer >= UNSURE
+
+    @property
+    def far(self) -> bool:
+        """Whether the features lie farther from every class than those of nearly every held-out example."""
+        return self.share_nearer is not None and self.share_nearer >= FAR
 
     @property
     def unfamiliar(self) -> bool:
         """Whether the input is unlike nearly everything that the model was tried on."""
-        return self.share_nearer is not None and self.share_nearer >= UNFAMILIAR
+        return self.unsure or self.far
 
     def best(self, count: int) -> list[tuple[str, float, int]]:
         """The highest scores: label, score, class index."""
@@ -103,10 +123,11 @@ def prediction_of(
         )
     scaled = logits.float() / temperature
     scores = {"softmax": scaled.softmax(-1), "sigmoid": scaled.sigmoid(), "value": logits.float()}[kind]
-    nearer = None
-    if familiarity is not None and features is not None:
-        nearer = familiarity.share_nearer(features)
-    return Prediction(kind, labels, scores, logits, temperature, nearer)
+    nearer = surer = None
+    if familiarity is not None:
+        surer = familiarity.share_surer(float(scores.max()))
+        nearer = None if features is None else familiarity.share_nearer(features)
+    return Prediction(kind, labels, scores, logits, temperature, nearer, surer)
 
 
 def predict(model: LoadedModel, traced: Trace) -> Prediction | None:

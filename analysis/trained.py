@@ -139,8 +139,8 @@ PICTURES = TrainedModel(
     files=(
         BundledFile(
             "familiarity.safetensors",
-            110_986,
-            "db3613f22cb9209ba77a9544cef60198ef3f963e82fc0e72501ca6d4d189b1c4",
+            111_260,
+            "e60a185d577404490a8ef3ceab0816df7ea69417dd7820b0a46f1c86b925ac1f",
         ),
         BundledFile(
             "trained.json", 2_396, "ea782a653ee49b34398cca8af58aab97523add1a72b36d743ae8edeff4a871be"

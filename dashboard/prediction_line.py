@@ -68,14 +68,24 @@ def _value_chip(label: str, score: float) -> str:
 def _warning(prediction: Prediction) -> str:
     if not prediction.unfamiliar:
         return ""
-    assert prediction.share_nearer is not None
-    help = (
-        f"{percent(prediction.share_nearer)} of held-out examples of the known classes lie nearer to a class than "
-        "this input does. The model must name one of its classes; none of them need be right."
+    help = " ".join(
+        [*familiarity_in_words(prediction), "It must name one of its classes; none of them need be right."]
     )
-    return (
-        f'<span class="as-badge as-warning" title="{escape(help)}">unlike anything it was trained on</span>'
-    )
+    return f'<span class="as-badge as-warning" title="{escape(help)}">unlike what it was trained on</span>'
+
+
+def familiarity_in_words(prediction: Prediction) -> list[str]:
+    """One sentence for each thing that is known of how usual the input is."""
+    told = []
+    if prediction.share_surer is not None:
+        told.append(
+            f"The model is surer of {percent(prediction.share_surer)} of held-out examples than of this input."
+        )
+    if prediction.share_nearer is not None:
+        told.append(
+            f"The features of {percent(prediction.share_nearer)} of them lie nearer to a class than this input's do."
+        )
+    return told
 
 
 def _every_class(prediction: Prediction) -> None:
@@ -88,7 +98,5 @@ def _every_class(prediction: Prediction) -> None:
         note(
             f"Probabilities are the softmax of logits / {prediction.temperature:.3f}, fitted on held-out examples."
         )
-    if prediction.share_nearer is not None:
-        note(
-            f"{percent(prediction.share_nearer)} of held-out examples lie nearer to a class than this input."
-        )
+    for sentence in familiarity_in_words(prediction):
+        note(sentence)

@@ -23,9 +23,9 @@ from analysis.models import LoadedModel, load_model
 from analysis.predictions import Prediction, prediction_of
 from analysis.trained import TRAINED
 from attn_core.taps import reading_inputs
+from scripts.photographs import LEFT_OUT, STRANGER, readable
 from scripts.sentiment_data import sentences
-from scripts.train_pictures import LEFT_OUT, readable
-from scripts.training import calibration_error, f1, in_words
+from scripts.training import area, calibration_error, f1, in_words
 
 # Names in the ImageNet-DET pictures → ours, where both mean the same thing.
 DET = {
@@ -114,17 +114,11 @@ def named(folder: Path, names: Mapping[str, str], labels: tuple[str, ...]) -> It
 def foreign(folder: Path, names: Mapping[str, str], *, every: int) -> Iterator[tuple[Path, int]]:
     """Every so many photographs of classes that no name links to ours."""
     others = [path for path in sorted(folder.glob("*.jpg")) if _spelled(path) not in names]
-    yield from ((path, -1) for path in others[::every])
+    yield from ((path, STRANGER) for path in others[::every])
 
 
 def _spelled(path: Path) -> str:
     return re.sub(r"^n\d+_(\d+_)?", "", path.stem)
-
-
-def area(nearer: list[float], farther: list[float]) -> float:
-    """Chance that a value of ``farther`` lies above one of ``nearer`` (area under the ROC curve)."""
-    low, high = torch.tensor(nearer)[:, None], torch.tensor(farther)[None]
-    return float(((high > low).float() + 0.5 * (high == low).float()).mean())
 
 
 def evaluate_pictures(model: LoadedModel, data: Path) -> None:
@@ -142,14 +136,19 @@ def evaluate_pictures(model: LoadedModel, data: Path) -> None:
             continue
         tell(f"other people's photographs, {name}", score_pictures(model, named(folder, names, model.labels)))
         strangers += score_pictures(model, foreign(folder, names, every=every)).predictions
+    others = Scored(strangers, [STRANGER] * len(strangers))
     if model.familiarity is not None and strangers:
-        near, far = ([p.share_nearer or 0.0 for p in group] for group in (own.predictions, strangers))
-        told = sum(found.unfamiliar for found in strangers)
-        false = sum(found.unfamiliar for found in own.predictions)
-        print(f"  unfamiliar pictures: area under the curve {area(near, far):.3f}")
-        print(
-            f"  warned: {in_words(told, len(strangers))} of them, {in_words(false, len(near))} of the held-out ones"
-        )
+        for what, groups in (
+            (
+                "highest probability",
+                ([1 - float(p.scores.max()) for p in g.predictions] for g in (own, others)),
+            ),
+            ("distance of features", ([p.share_nearer or 0.0 for p in g.predictions] for g in (own, others))),
+        ):
+            print(f"  strangers told by {what}: area under the curve {area(*groups):.3f}")
+        warned = [sum(found.unfamiliar for found in group.predictions) for group in (others, own)]
+        print(f"  warned: {in_words(warned[0], len(strangers))} of strangers, ", end="")
+        print(f"{in_words(warned[1], len(own.predictions))} of held-out photographs")
 
 
 def tell(what: str, scored: Scored) -> None:

@@ -1,166 +1,63 @@
 """Train the picture classifier: low-rank adapters and a head on the bundled ViT, on photographs of Caltech-101.
 
-    python -m scripts.train_pictures DATA --output models/picture-classifier
+    python -m scripts.train_pictures DATA --tiny-imagenet FOLDER --output models/picture-classifier
     python -m scripts.train_pictures DATA --closed-form --output models/picture-discriminant
 
 The second form trains nothing: its head is a linear discriminant on the features of the untouched backbone.
 
 ``DATA`` holds ``train/<class>/`` and ``test/<class>/`` photographs. The test photographs are read once, at the end;
 what is chosen on the way (best epoch, temperature) is chosen on photographs that are split off the training ones.
+Tiny ImageNet (``train/<wnid>/images/``) adds photographs of classes that mean the same, and of other things, on which
+the classifier learns to be unsure.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance
 from torch import Tensor, nn
 
 from analysis.catalogue import VIT_S14, verify
-from analysis.conversion import IMAGENET_MEAN, IMAGENET_STD
+from analysis.predictions import Familiarity
+from scripts.photographs import (
+    Photograph,
+    as_shown,
+    batches,
+    class_folders,
+    mixed,
+    normalised,
+    read_photographs,
+    read_tiny_imagenet,
+    readable,
+    split_development,
+    targets,
+)
 from scripts.training import (
-    Progress,
+    Schedule,
     adapt,
+    area,
+    calibrate,
     calibration_error,
+    fit,
     fit_temperature,
     half_precision,
     in_words,
     parser_of,
     prepare,
-    restore,
-    resume,
-    save_checkpoint,
-    settings_of,
-    trained_tensors,
-    warm_cosine,
+    rounded,
     write_part,
 )
 
-# Doubles of another class, drawings, and what is no everyday thing; decided before anything was trained.
-LEFT_OUT = frozenset(
-    {
-        "BACKGROUND_Google", "Faces_easy", "cougar_body", "crocodile_head", "flamingo_head", "windsor_chair",
-        "snoopy", "garfield", "yin_yang", "schooner", "water_lilly", "brontosaurus", "stegosaurus", "trilobite",
-        "gerenuk", "okapi", "mayfly", "euphonium", "ewer",
-    }
-)  # fmt: skip
-
-READABLE = {
-    "Faces": "face", "Leopards": "leopard", "Motorbikes": "motorbike", "airplanes": "airplane", "bass": "bass (fish)",
-    "binocular": "binoculars", "car_side": "car", "cellphone": "mobile phone", "cougar_face": "cougar",
-    "dollar_bill": "dollar bill", "hawksbill": "sea turtle", "headphone": "headphones", "ibis": "ibis",
-    "ketch": "sailing boat", "lotus": "water lily", "rhino": "rhinoceros", "sea_horse": "seahorse", "watch": "watch",
-    "buddha": "Buddha statue", "joshua_tree": "Joshua tree", "brain": "brain (picture of)", "cannon": "cannon",
-    "wild_cat": "wild cat", "crab": "crab", "tick": "tick", "nautilus": "nautilus",
-}  # fmt: skip
-
-PATCH = 14
 TRAINED_SIDE = 112
 SIDES = (98, 112, 126, 140)  # px of the squares that are trained on, and of those of the last epoch
-LAST_SIDES = (140, 168, 196)
+LAST_SIDES = (126, 140, 168)
 SHOWN_SIDE = 224  # px of the shorter side, as the product shows a picture unless told otherwise
-
-
-@dataclass(frozen=True)
-class Photograph:
-    """A decoded photograph: pixels (height, width, 3), class index, and where it came from."""
-
-    pixels: np.ndarray
-    label: int
-    name: str
-
-
-def class_folders(folder: Path) -> list[str]:
-    """Names of the classes that take part, sorted."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in LEFT_OUT)
-
-
-def readable(folder: str) -> str:
-    """A class's name as the interface shows it."""
-    return READABLE.get(folder, folder.replace("_", " "))
-
-
-def read_photographs(folder: Path, classes: Sequence[str], *, at_most: int, seed: int) -> list[Photograph]:
-    """At most so many photographs of each class, the same ones for the same seed."""
-    found = []
-    for label, name in enumerate(classes):
-        files = sorted((folder / name).glob("*.jpg"))
-        order = np.random.default_rng([seed, label]).permutation(len(files))[:at_most]
-        for index in sorted(order):
-            with Image.open(files[index]) as image:
-                pixels = np.asarray(image.convert("RGB"))
-            found.append(Photograph(pixels, label, f"{name}/{files[index].name}"))
-    return found
-
-
-def augmented(photograph: Photograph, side: int, random: np.random.Generator) -> np.ndarray:
-    """A random crop (0.35 to 1 of the area), mirrored half of the time, with changed light; (side, side, 3)."""
-    height, width, _ = photograph.pixels.shape
-    area = height * width * random.uniform(0.35, 1.0)
-    aspect = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
-    wide, tall = min(int((area * aspect) ** 0.5), width), min(int((area / aspect) ** 0.5), height)
-    left, top = random.integers(0, width - wide + 1), random.integers(0, height - tall + 1)
-    image = Image.fromarray(photograph.pixels)
-    image = image.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall))
-    for enhancer in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
-        image = enhancer(image).enhance(float(random.uniform(0.6, 1.4)))
-    if random.random() < 0.1:
-        image = image.convert("L").convert("RGB")
-    pixels = np.asarray(image)
-    return pixels[:, ::-1] if random.random() < 0.5 else pixels
-
-
-def normalised(pixels: np.ndarray) -> Tensor:
-    """(B, side, side, 3) bytes → (B, 3, side, side) as the backbone takes them."""
-    scaled = torch.from_numpy(np.ascontiguousarray(pixels)).float().div_(255)
-    scaled = (scaled - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
-    return scaled.permute(0, 3, 1, 2).contiguous()
-
-
-def batches(
-    photographs: Sequence[Photograph], *, size: int, sides: Sequence[int], epoch: int, seed: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch of augmented batches, each of one random side."""
-    random = np.random.default_rng([seed, epoch])
-    order = random.permutation(len(photographs))
-    for start in range(0, len(order) - size + 1, size):
-        chosen = [photographs[index] for index in order[start : start + size]]
-        side = int(random.choice(sides))
-        pixels = normalised(np.stack([augmented(photograph, side, random) for photograph in chosen]))
-        labels = torch.tensor([photograph.label for photograph in chosen])
-        yield pixels, labels
-
-
-def mixed(
-    pixels: Tensor, labels: Tensor, classes: int, *, random: np.random.Generator
-) -> tuple[Tensor, Tensor]:
-    """Targets (B, C); a quarter of the batches get a rectangle of another picture (Yun et al. 2019, CutMix)."""
-    target = nn.functional.one_hot(labels, classes).float()
-    if random.random() >= 0.25:
-        return pixels, target
-    side = pixels.shape[-1]
-    cut = int(side * (1 - random.uniform(0.4, 0.9)) ** 0.5)
-    top, left = random.integers(0, side - cut + 1, size=2)
-    other = torch.from_numpy(random.permutation(len(labels)))
-    pixels = pixels.clone()
-    pixels[:, :, top : top + cut, left : left + cut] = pixels[other][:, :, top : top + cut, left : left + cut]
-    share = 1 - cut**2 / side**2
-    return pixels, share * target + (1 - share) * target[other]
-
-
-def as_shown(photograph: Photograph, short_side: int) -> np.ndarray:
-    """The photograph as the product shows it to the model: shape kept, sides multiples of the patch; (h, w, 3)."""
-    height, width, _ = photograph.pixels.shape
-    scale = short_side / min(height, width)
-    sides = [max(round(length * scale / PATCH), 1) * PATCH for length in (height, width)]
-    image = Image.fromarray(photograph.pixels).resize((sides[1], sides[0]), Image.Resampling.BICUBIC)
-    return np.asarray(image)
 
 
 @torch.no_grad()
@@ -204,16 +101,20 @@ def discriminant(
     return weight.float(), (-0.5 * (weight * means).sum(-1)).float()
 
 
-def familiarity(features: Tensor, labels: Tensor, held_out: Tensor, *, width: int = 64) -> dict[str, Tensor]:
+def familiarity(
+    features: Tensor, labels: Tensor, held_out: Tensor, sure: Tensor, *, width: int = 64
+) -> dict[str, Tensor]:
     """What tells whether a picture is like any that was trained on (Lee et al. 2018, Mahalanobis distance).
 
     Args:
         features, labels: (n, F) and (n,) of training photographs.
         held_out: (m, F) features of photographs of the same classes that were not trained on.
+        sure: (m,) the highest probability of each of them (Hendrycks & Gimpel 2017).
         width: of the space, the whitened leading directions within the classes, in which distances are taken.
     Returns:
-        ``centre`` (F,), ``whitening`` (F, width), ``means`` (C, width), and ``distances`` (101,): the 0th to 100th
-        percentile of the distance from a held-out photograph to the nearest class mean.
+        ``centre`` (F,), ``whitening`` (F, width), ``means`` (C, width); ``distances`` and ``sureness``, each (101,):
+        the 0th to 100th percentile, over held-out photographs, of the distance to the nearest class mean and of the
+        highest probability.
     """
     features = features.double()
     classes = int(labels.max()) + 1
@@ -224,8 +125,14 @@ def familiarity(features: Tensor, labels: Tensor, held_out: Tensor, *, width: in
     centre = features.mean(0)
     placed = (means - centre) @ leading
     distances = torch.cdist((held_out.double() - centre) @ leading, placed).amin(-1)
-    percentiles = torch.quantile(distances, torch.linspace(0, 1, 101, dtype=torch.float64))
-    found = {"centre": centre, "whitening": leading, "means": placed, "distances": percentiles}
+    steps = torch.linspace(0, 1, 101, dtype=torch.float64)
+    found = {
+        "centre": centre,
+        "whitening": leading,
+        "means": placed,
+        "distances": torch.quantile(distances, steps),
+        "sureness": torch.quantile(sure.double(), steps),
+    }
     return {name: tensor.float().contiguous() for name, tensor in found.items()}
 
 
@@ -242,40 +149,60 @@ def build(classes: Sequence[str]) -> Any:
     return model
 
 
-def split_development(
-    photographs: Sequence[Photograph], *, each: int
-) -> tuple[list[Photograph], list[Photograph]]:
-    """Training and development photographs: the last ``each`` of a class are for development."""
-    by_class: dict[int, list[Photograph]] = {}
-    for photograph in photographs:
-        by_class.setdefault(photograph.label, []).append(photograph)
-    training = [photograph for group in by_class.values() for photograph in group[:-each]]
-    development = [photograph for group in by_class.values() for photograph in group[-each:]]
-    return training, development
-
-
 def top(logits: Tensor, labels: Tensor, k: int) -> int:
     """How many labels are among the k largest logits."""
-    return int((logits.topk(k).indices == labels[:, None]).any(-1).sum())
+    best = logits.topk(min(k, logits.shape[-1])).indices
+    return int((best == labels[:, None]).any(-1).sum())
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run trains on and chooses by.
+
+    Attributes:
+        classes: folder names in the order of the labels.
+        training, development: photographs of the classes, apart from each other.
+        extra: further photographs of the classes, to train on; may be empty.
+        strangers, tried: photographs of other things, to train on and to try on, of different things; may be empty.
+    """
+
+    classes: tuple[str, ...]
+    training: Sequence[Photograph]
+    development: Sequence[Photograph]
+    extra: Sequence[Photograph] = ()
+    strangers: Sequence[Photograph] = ()
+    tried: Sequence[Photograph] = ()
+
+
+def read_data(options: argparse.Namespace) -> Data:
+    """The photographs of a run."""
+    classes = class_folders(options.data / "train")
+    everything = read_photographs(options.data / "train", classes, at_most=options.at_most, seed=options.seed)
+    training, development = split_development(everything, each=options.development)
+    print(f"{len(classes)} classes, {len(training):,} training, {len(development):,} development photographs")
+    if options.tiny_imagenet is None:
+        return Data(tuple(classes), training, development)
+    same, strangers, tried = read_tiny_imagenet(
+        options.tiny_imagenet, classes, at_most=options.at_most, seed=options.seed
+    )
+    print(f"{len(same):,} more of the classes, {len(strangers):,} + {len(tried):,} of other things")
+    return Data(tuple(classes), training, development, same, strangers, tried)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, evaluate and write the shipped files."""
     options = _parser().parse_args(arguments)
     prepare(options)
-    classes = class_folders(options.data / "train")
-    everything = read_photographs(options.data / "train", classes, at_most=options.at_most, seed=options.seed)
-    training, development = split_development(everything, each=options.development)
-    print(f"{len(classes)} classes, {len(training):,} training, {len(development):,} development photographs")
-    model = build(classes)
+    data = read_data(options)
+    model = build(data.classes)
     if options.closed_form:
-        closed_form(model, training, development, classes)
+        closed_form(model, data)
         model.requires_grad_(False)
         model.classifier.requires_grad_(True)
     else:
-        start_head(model, training, development, classes, options.work / "start.pt")
-        train(model, training, development, classes, options)
-    finish(model, training, development, classes, options)
+        start_head(model, data, options.work / "start.pt")
+        train(model, data, options)
+    finish(model, data, options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -283,7 +210,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--closed-form", action="store_true", help="only a discriminant head; nothing is trained"
     )
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument(
+        "--tiny-imagenet", type=Path, help="folder of Tiny ImageNet: more photographs, and strangers"
+    )
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--head-rate", type=float, default=1e-3)
@@ -298,13 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def start_head(
-    model: Any,
-    training: Sequence[Photograph],
-    development: Sequence[Photograph],
-    classes: Sequence[str],
-    file: Path,
-) -> None:
+def start_head(model: Any, data: Data, file: Path) -> None:
     """Start the head from the discriminant on the untouched backbone, at the scale that cross entropy expects.
 
     Args:
@@ -313,12 +237,12 @@ def start_head(
     if file.is_file():
         start = torch.load(file, weights_only=True)
     else:
-        _, features, labels = predict(model, training, short_side=TRAINED_SIDE)
-        weight, bias = discriminant(features, labels, len(classes))
+        _, features, labels = predict(model, data.training, short_side=TRAINED_SIDE)
+        weight, bias = discriminant(features, labels, len(data.classes))
         start = {"weight": weight, "bias": bias}
         torch.save(start, file)
     model.classifier.load_state_dict(start)
-    logits, _, labels = predict(model, development, short_side=TRAINED_SIDE)
+    logits, _, labels = predict(model, data.development, short_side=TRAINED_SIDE)
     score = in_words(top(logits, labels, 1), len(labels))
     print(f"discriminant on the untouched backbone, development, {TRAINED_SIDE} px: {score}", flush=True)
     temperature = fit_temperature(logits, labels)
@@ -327,13 +251,7 @@ def start_head(
         model.classifier.bias.div_(temperature)
 
 
-def train(
-    model: Any,
-    training: Sequence[Photograph],
-    development: Sequence[Photograph],
-    classes: Sequence[str],
-    options: argparse.Namespace,
-) -> None:
+def train(model: Any, data: Data, options: argparse.Namespace) -> None:
     """Train adapters and head; the model has the tensors of the best epoch afterwards."""
     adapters = adapt(
         model, lambda name: name.startswith("dinov2.encoder"), rank=options.rank, alpha=2 * options.rank
@@ -342,52 +260,42 @@ def train(
     low_rank = [p for name, p in model.named_parameters() if name.endswith((".up", ".down"))]
     groups = [{"params": low_rank, "lr": options.rate}, {"params": head, "lr": options.head_rate}]
     optimiser = torch.optim.AdamW(groups, weight_decay=0.02)
-    rates = [group["lr"] for group in optimiser.param_groups]
     print(f"{len(adapters)} adapters, {sum(p.numel() for p in [*low_rank, *head]):,} weights", flush=True)
-    checkpoint = options.work / "checkpoint.pt"
-    run = resume(checkpoint, model, optimiser, settings_of(options))
-    per_epoch = len(training) // options.batch
-    steps = options.epochs * per_epoch
-    progress, first = Progress(steps - run.step), run.step
-    for epoch in range(run.step // per_epoch, options.epochs):
-        last = epoch == options.epochs - 1
+    everything = [*data.training, *data.extra, *data.strangers]
+    per_epoch = len(everything) // options.batch
+
+    def epoch_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         random = np.random.default_rng([options.seed, epoch, 1])
-        model.train()
-        sides = LAST_SIDES if last else SIDES
+        sides = LAST_SIDES if epoch == options.epochs - 1 else SIDES
         for pixels, labels in batches(
-            training, size=options.batch, sides=sides, epoch=epoch, seed=options.seed
+            everything,
+            backgrounds=data.strangers,
+            size=options.batch,
+            sides=sides,
+            epoch=epoch,
+            seed=options.seed,
         ):
-            for group, rate in zip(optimiser.param_groups, rates, strict=True):
-                group["lr"] = rate * warm_cosine(run.step, steps)
-            pixels, target = mixed(pixels, labels, len(classes), random=random)
-            loss = nn.functional.cross_entropy(model(pixel_values=pixels).logits, target, label_smoothing=0.1)
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_([*low_rank, *head], 1.0)
-            optimiser.step()
-            run.step += 1
-            progress.tell(run.step - first, float(loss.detach()))
-        logits, _, labels = predict(model, development, short_side=max(sides) if last else TRAINED_SIDE)
-        right = top(logits, labels, 1)
-        better = run.look(right / len(labels), model)
-        score = in_words(right, len(labels))
-        print(f"epoch {epoch}: development {score}{' *' if better else ''}", flush=True)
-        save_checkpoint(checkpoint, run, model, optimiser, settings_of(options))
-        if run.waited >= options.patience:
-            print("stopped: the development score has not risen", flush=True)
-            break
-    restore(model, run.best)
+            yield mixed(pixels, targets(labels, len(data.classes)), share=0.25, random=random)
+
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        pixels, target = batch
+        return nn.functional.cross_entropy(model(pixel_values=pixels).logits, target, label_smoothing=0.1)
+
+    def score() -> tuple[int, int]:
+        logits, _, labels = predict(model, data.development, short_side=SHOWN_SIDE)
+        return top(logits, labels, 1), len(labels)
+
+    schedule = Schedule(options.epochs, per_epoch, look_every=per_epoch, patience=options.patience)
+    fit(model, optimiser, schedule, batches=epoch_batches, loss=loss, score=score, options=options)
 
 
-def closed_form(
-    model: Any, training: Sequence[Photograph], development: Sequence[Photograph], classes: Sequence[str]
-) -> None:
+def closed_form(model: Any, data: Data) -> None:
     """Give the model a discriminant head on its own features; how much shrinkage is chosen on development."""
-    _, features, labels = predict(model, training, short_side=SHOWN_SIDE)
-    _, held_out, answers = predict(model, development, short_side=SHOWN_SIDE)
+    _, features, labels = predict(model, data.training, short_side=SHOWN_SIDE)
+    _, held_out, answers = predict(model, data.development, short_side=SHOWN_SIDE)
     scored = []
     for shrinkage in (0.02, 0.05, 0.1, 0.2, 0.4):
-        weight, bias = discriminant(features, labels, len(classes), shrinkage=shrinkage)
+        weight, bias = discriminant(features, labels, len(data.classes), shrinkage=shrinkage)
         right = top(held_out @ weight.T + bias, answers, 1)
         print(f"shrinkage {shrinkage}: development {in_words(right, len(answers))}", flush=True)
         scored.append((right, -shrinkage, weight, bias))
@@ -395,39 +303,45 @@ def closed_form(
     model.classifier.load_state_dict({"weight": weight, "bias": bias})
 
 
-def finish(
-    model: Any,
-    training: Sequence[Photograph],
-    development: Sequence[Photograph],
-    classes: Sequence[str],
-    options: argparse.Namespace,
-) -> None:
+def finish(model: Any, data: Data, options: argparse.Namespace) -> None:
     """Calibrate, write the shipped files, and tell the scores on the test photographs."""
-    shipped = half_precision(trained_tensors(model))
-    restore(model, {name: tensor.float() for name, tensor in shipped.items()})
-    logits, held_out, labels = predict(model, development, short_side=SHOWN_SIDE)
-    temperature = fit_temperature(logits, labels)
-    calibration = calibration_error((logits / temperature).softmax(-1), labels)
-    print(f"development, {SHOWN_SIDE} px: {in_words(top(logits, labels, 1), len(labels))}", flush=True)
-    print(f"temperature {temperature:.3f}, calibration error on development {calibration:.3f}", flush=True)
-    order = np.random.default_rng(options.seed).permutation(len(training))[:1000]
-    _, features, trained_labels = predict(model, [training[i] for i in order], short_side=SHOWN_SIDE)
-    known = familiarity(features, trained_labels, held_out)
+    shipped = rounded(model)
+    logits, held_out, labels = predict(model, data.development, short_side=SHOWN_SIDE)
+    temperature = calibrate(logits, labels)
+    order = np.random.default_rng(options.seed).permutation(len(data.training))[:1000]
+    _, features, trained_labels = predict(model, [data.training[i] for i in order], short_side=SHOWN_SIDE)
+    sure = (logits / temperature).softmax(-1).amax(-1)
+    known = familiarity(features, trained_labels, held_out, sure)
+    if data.tried:
+        tell_strangers(model, data, known, sure, held_out, temperature)
     facts = {
         "backbone": VIT_S14.name,
         "rank": options.rank,
         "alpha": 2 * options.rank,
-        "labels": [readable(name) for name in classes],
-        "classes": list(classes),
+        "labels": [readable(name) for name in data.classes],
+        "classes": list(data.classes),
         "temperature": round(temperature, 4),
     }
     write_part(options.output, facts, weights=shipped, familiarity=half_precision(known))
-    test = read_photographs(options.data / "test", classes, at_most=10_000, seed=0)
+    test = read_photographs(options.data / "test", data.classes, at_most=10_000, seed=0)
     logits, _, labels = predict(model, test, short_side=SHOWN_SIDE)
     for k in (1, 5):
         print(f"test, {SHOWN_SIDE} px: top-{k} {in_words(top(logits, labels, k), len(labels))}")
     error = calibration_error((logits / temperature).softmax(-1), labels)
     print(f"test: calibration error {error:.3f}")
+
+
+def tell_strangers(
+    model: Any, data: Data, known: Mapping[str, Tensor], sure: Tensor, held_out: Tensor, temperature: float
+) -> None:
+    """How well each of the two signals tells the strangers that were kept from training."""
+    logits, features, _ = predict(model, data.tried, short_side=SHOWN_SIDE)
+    unsure = 1 - (logits / temperature).softmax(-1).amax(-1)
+    record = Familiarity(**known)
+    far = [record.distance(feature) for feature in features]
+    near = [record.distance(feature) for feature in held_out]
+    print(f"{len(data.tried)} strangers, area under the curve: distance {area(near, far):.3f}, ", end="")
+    print(f"top probability {area((1 - sure).tolist(), unsure.tolist()):.3f}", flush=True)
 
 
 if __name__ == "__main__":

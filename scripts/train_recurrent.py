@@ -8,7 +8,7 @@ components). Everything is chosen on the development sentences; the test sentenc
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,18 +22,13 @@ from analysis.hf.word_tokenizer import PADDING, UNKNOWN, split_words
 from attn_core.models.classifier import AttentionClassifier
 from scripts.sentiment_data import sentences
 from scripts.training import (
-    Progress,
-    calibration_error,
-    f1,
-    fit_temperature,
-    in_words,
+    Schedule,
+    calibrate,
+    fit,
     parser_of,
     prepare,
-    restore,
-    resume,
-    save_checkpoint,
-    settings_of,
-    trained_tensors,
+    rounded,
+    tell_binary,
     write_part,
 )
 
@@ -100,6 +95,26 @@ def predict(model: nn.Module, texts: Texts) -> tuple[Tensor, Tensor]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, evaluate and write the shipped files."""
+    options = _parser().parse_args(arguments)
+    prepare(options)
+    words = vocabulary(options.data)
+    model = build(words, options)
+    development = read(options.data, "dev", words)
+    train(model, read(options.data, "train", words), development, options)
+    shipped = rounded(model)
+    temperature = calibrate(*predict(model, development))
+    facts = {
+        "labels": ["negative", "positive"],
+        "temperature": round(temperature, 4),
+        "scoring": options.scoring,
+        "width": options.width,
+        "words": words,
+    }
+    write_part(options.output, facts, weights=shipped)
+    tell_binary(*predict(model, read(options.data, "test", words)))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__ or "", output="models/recurrent-sentiment", work="recurrent-sentiment")
     parser.add_argument("--scoring", choices=("additive", "scaled_dot"), default="additive")
     parser.add_argument("--epochs", type=int, default=12)
@@ -109,12 +124,11 @@ def main(arguments: list[str] | None = None) -> None:
         "--width", type=int, default=128, help="of word vectors, states and additive attention"
     )
     parser.add_argument("--patience", type=int, default=4, help="epochs without a better development score")
-    options = parser.parse_args(arguments)
-    prepare(options)
-    settings = settings_of(options)
+    return parser
 
-    words = vocabulary(options.data)
-    training, development = (read(options.data, part, words) for part in ("train", "dev"))
+
+def build(words: Sequence[str], options: argparse.Namespace) -> AttentionClassifier:
+    """The untrained model, its word vectors started from the bundled BERT's."""
     model = AttentionClassifier(
         len(words), 2, embedding=options.width, hidden=options.width, scoring=options.scoring,
         attention_width=options.width,
@@ -122,51 +136,35 @@ def main(arguments: list[str] | None = None) -> None:
     with torch.no_grad():
         model.embedding.weight.copy_(start_vectors(words, options.width))
         model.embedding.weight[1].normal_(std=0.1)
-    optimiser = torch.optim.Adam(model.parameters(), lr=options.rate, weight_decay=1e-5, amsgrad=True)
     print(f"{len(words):,} words, {sum(p.numel() for p in model.parameters()):,} weights", flush=True)
-    checkpoint = options.work / "checkpoint.pt"
-    run = resume(checkpoint, model, optimiser, settings)
-    per_epoch = -(-len(training) // options.batch)
-    progress, first = Progress(options.epochs * per_epoch - run.step), run.step
-    for epoch in range(run.step // per_epoch, options.epochs):
-        model.train()
-        for tokens, labels in batches(training, size=options.batch, epoch=epoch, seed=options.seed):
-            loss = nn.functional.cross_entropy(model(tokens).logits, labels)
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-            optimiser.step()
-            run.step += 1
-            progress.tell(run.step - first, float(loss.detach()))
-        logits, labels = predict(model, development)
-        right = int((logits.argmax(-1) == labels).sum())
-        better = run.look(right / len(labels), model)
-        print(
-            f"epoch {epoch}: development {in_words(right, len(labels))}{' *' if better else ''}", flush=True
-        )
-        save_checkpoint(checkpoint, run, model, optimiser, settings)
-        if run.waited >= options.patience:
-            print("stopped: the development score has not risen", file=sys.stderr)
-            break
+    return model
 
-    restore(model, run.best)
-    tensors = {name: tensor.half() for name, tensor in trained_tensors(model).items()}
-    restore(model, {name: tensor.float() for name, tensor in tensors.items()})
-    logits, labels = predict(model, development)
-    temperature = fit_temperature(logits, labels)
-    error = calibration_error((logits / temperature).softmax(-1), labels)
-    facts = {
-        "labels": ["negative", "positive"],
-        "temperature": round(temperature, 4),
-        "scoring": options.scoring,
-        "width": options.width,
-        "words": words,
-    }
-    write_part(options.output, facts, weights=tensors)
-    print(f"temperature {temperature:.3f}, calibration error on development {error:.3f}")
-    logits, labels = predict(model, read(options.data, "test", words))
-    predicted = logits.argmax(-1)
-    print(f"test: {in_words(int((predicted == labels).sum()), len(labels))}, F1 {f1(predicted, labels):.3f}")
+
+def train(model: nn.Module, training: Texts, development: Texts, options: argparse.Namespace) -> None:
+    """Train every weight; the model has the tensors of the best epoch afterwards."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=options.rate, weight_decay=1e-5, amsgrad=True)
+    per_epoch = -(-len(training) // options.batch)
+
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        tokens, labels = batch
+        return nn.functional.cross_entropy(model(tokens).logits, labels)
+
+    def score() -> tuple[int, int]:
+        logits, labels = predict(model, development)
+        return int((logits.argmax(-1) == labels).sum()), len(labels)
+
+    schedule = Schedule(
+        options.epochs, per_epoch, per_epoch, options.patience, rate=lambda *_: 1.0, largest_gradient=5.0
+    )
+    fit(
+        model,
+        optimiser,
+        schedule,
+        batches=lambda epoch: batches(training, size=options.batch, epoch=epoch, seed=options.seed),
+        loss=loss,
+        score=score,
+        options=options,
+    )
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ development sentences; the test sentences are read once, at the end.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from analysis.catalogue import MINILM, verify
-from scripts.sentiment_data import read_trees, sentences
+from scripts.sentiment_data import Phrase, read_trees, sentences
 from scripts.training import (
-    Progress,
+    Schedule,
     adapt,
-    calibration_error,
-    f1,
-    fit_temperature,
-    half_precision,
-    in_words,
+    calibrate,
+    fit,
     parser_of,
     prepare,
-    restore,
-    resume,
-    save_checkpoint,
-    settings_of,
-    trained_tensors,
-    warm_cosine,
+    rounded,
+    tell_binary,
     write_part,
 )
 
@@ -127,8 +121,28 @@ def build() -> tuple[Any, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, evaluate and write the shipped files."""
+    options = _parser().parse_args(arguments)
+    prepare(options)
+    model, tokenizer = build()
+    phrases = training_phrases(options.data, tokenizer, neutral=options.neutral, seed=options.seed)
+    development = sentences(options.data, "dev")
+    train(model, tokenizer, phrases, development, options)
+    shipped = rounded(model)
+    temperature = calibrate(*answers(model, tokenizer, development))
+    facts = {
+        "backbone": MINILM.name,
+        "rank": options.rank,
+        "alpha": 2 * options.rank,
+        "labels": ["negative", "positive"],
+        "temperature": round(temperature, 4),
+    }
+    write_part(options.output, facts, weights=shipped)
+    tell_binary(*answers(model, tokenizer, sentences(options.data, "test")))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__ or "", output="models/sentiment", work="sentiment")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=640, help="tokens of a batch")
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--rank", type=int, default=16)
@@ -136,15 +150,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--neutral", type=float, default=0.2, help="share of the neutral phrases")
     parser.add_argument("--looks", type=int, default=4, help="looks at the development set in an epoch")
     parser.add_argument("--patience", type=int, default=6, help="looks without a better score")
-    options = parser.parse_args(arguments)
-    prepare(options)
-    settings = settings_of(options)
+    return parser
 
-    model, tokenizer = build()
-    phrases = training_phrases(options.data, tokenizer, neutral=options.neutral, seed=options.seed)
-    development = sentences(options.data, "dev")
-    texts = [phrase.text for phrase, _ in development]
-    labels = torch.tensor([label for _, label in development])
+
+def train(
+    model: Any,
+    tokenizer: Any,
+    phrases: Sequence[Encoded],
+    development: Sequence[tuple[Phrase, int]],
+    options: argparse.Namespace,
+) -> None:
+    """Train adapters, pooler and head; the model has the tensors of the best look afterwards."""
     adapters = adapt(
         model,
         lambda name: name.startswith("bert.encoder"),
@@ -156,62 +172,38 @@ def main(arguments: list[str] | None = None) -> None:
         part.requires_grad_(True)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=options.rate, weight_decay=0.01)
-    per_epoch = sum(1 for _ in batches(phrases, tokens=options.tokens, epoch=0, seed=options.seed))
-    steps = options.epochs * per_epoch
+    epoch_batches = partial(batches, phrases, tokens=options.tokens, seed=options.seed)
+    per_epoch = sum(1 for _ in epoch_batches(epoch=0))
     print(
         f"{len(phrases):,} phrases, {sum(len(p.ids) for p in phrases):,} tokens, about {per_epoch:,} steps an epoch, "
         f"{len(adapters)} adapters, {sum(p.numel() for p in trained):,} weights",
         flush=True,
     )
-    checkpoint = options.work / "checkpoint.pt"
-    run = resume(checkpoint, model, optimiser, settings)
-    progress, first, done = Progress(steps - run.step), run.step, 0
-    look_every = per_epoch // options.looks
-    for epoch in range(options.epochs):
-        for ids, mask, target in batches(phrases, tokens=options.tokens, epoch=epoch, seed=options.seed):
-            done += 1
-            if done <= run.step or run.waited >= options.patience:
-                continue  # of the part that a checkpoint has behind it
-            model.train()
-            optimiser.param_groups[0]["lr"] = options.rate * warm_cosine(run.step, steps)
-            logits = model(input_ids=ids, attention_mask=mask.long()).logits
-            loss = nn.functional.cross_entropy(logits, target)
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(trained, 1.0)
-            optimiser.step()
-            run.step += 1
-            progress.tell(run.step - first, float(loss.detach()))
-            if run.step % look_every == 0:
-                right = int((predict(model, tokenizer, texts).argmax(-1) == labels).sum())
-                better = run.look(right / len(labels), model)
-                print(
-                    f"step {run.step:,}: development {in_words(right, len(labels))}{' *' if better else ''}",
-                    flush=True,
-                )
-                save_checkpoint(checkpoint, run, model, optimiser, settings)
-    if run.waited >= options.patience:
-        print("stopped: the development score has not risen", file=sys.stderr)
 
-    restore(model, run.best)
-    tensors = half_precision(trained_tensors(model))
-    restore(model, {name: tensor.float() for name, tensor in tensors.items()})
-    logits = predict(model, tokenizer, texts)
-    temperature = fit_temperature(logits, labels)
-    error = calibration_error((logits / temperature).softmax(-1), labels)
-    facts = {
-        "backbone": MINILM.name,
-        "rank": options.rank,
-        "alpha": 2 * options.rank,
-        "labels": ["negative", "positive"],
-        "temperature": round(temperature, 4),
-    }
-    write_part(options.output, facts, weights=tensors)
-    print(f"temperature {temperature:.3f}, calibration error on development {error:.3f}")
-    test = sentences(options.data, "test")
-    labels = torch.tensor([label for _, label in test])
-    predicted = predict(model, tokenizer, [phrase.text for phrase, _ in test]).argmax(-1)
-    print(f"test: {in_words(int((predicted == labels).sum()), len(labels))}, F1 {f1(predicted, labels):.3f}")
+    def loss(batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        ids, mask, target = batch
+        return nn.functional.cross_entropy(model(input_ids=ids, attention_mask=mask.long()).logits, target)
+
+    def score() -> tuple[int, int]:
+        logits, labels = answers(model, tokenizer, development)
+        return int((logits.argmax(-1) == labels).sum()), len(labels)
+
+    schedule = Schedule(options.epochs, per_epoch, per_epoch // options.looks, options.patience)
+    fit(
+        model,
+        optimiser,
+        schedule,
+        batches=lambda epoch: epoch_batches(epoch=epoch),
+        loss=loss,
+        score=score,
+        options=options,
+    )
+
+
+def answers(model: Any, tokenizer: Any, labelled: Sequence[tuple[Phrase, int]]) -> tuple[Tensor, Tensor]:
+    """Logits (n, 2) and labels (n,) of labelled sentences."""
+    logits = predict(model, tokenizer, [phrase.text for phrase, _ in labelled])
+    return logits, torch.tensor([label for _, label in labelled])
 
 
 if __name__ == "__main__":

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -187,12 +188,15 @@ class Run:
     """State of a training run that a checkpoint holds.
 
     Attributes:
-        step: steps done.
+        step: steps done; ``epoch`` and ``batch``: where the next one is.
         best_score, best: highest score on the development set, and the trained tensors that had it.
         looks: how many times the development set was looked at; ``waited`` since the last best.
+        history: (step, score) of each look.
     """
 
     step: int = 0
+    epoch: int = 0
+    batch: int = 0
     best_score: float = -math.inf
     best: dict[str, Tensor] = field(default_factory=dict)
     looks: int = 0
@@ -250,6 +254,94 @@ def resume(
     return Run(**state["run"])
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How long a run lasts and how often it looks at the development set.
+
+    Attributes:
+        epochs: passes over the training set.
+        per_epoch: steps of one, as near as it is known before.
+        look_every: steps between two looks.
+        patience: looks without a better score after which the run ends.
+        rate: share of the learning rates at (step, steps).
+        largest_gradient: norm that gradients are cut to.
+    """
+
+    epochs: int
+    per_epoch: int
+    look_every: int
+    patience: int
+    rate: Callable[[int, int], float] = warm_cosine
+    largest_gradient: float = 1.0
+
+
+Batch = TypeVar("Batch")
+
+
+def fit(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    schedule: Schedule,
+    *,
+    batches: Callable[[int], Iterable[Batch]],
+    loss: Callable[[Batch], Tensor],
+    score: Callable[[], tuple[int, int]],
+    options: argparse.Namespace,
+) -> Run:
+    """Train from the last checkpoint on; the model has the tensors of the best look afterwards.
+
+    Args:
+        batches: of an epoch, by its number; the same ones whenever they are asked for.
+        loss: of a batch, with the model in training mode.
+        score: right answers on the development set and how many there are.
+        options: ``work`` holds the checkpoint; the settings must be those it was made with.
+    Raises:
+        ValueError: as ``resume``.
+    """
+    checkpoint, settings = options.work / "checkpoint.pt", settings_of(options)
+    run = resume(checkpoint, model, optimiser, settings)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    rates = [group["lr"] for group in optimiser.param_groups]
+    steps = schedule.epochs * schedule.per_epoch
+    progress, first = Progress(steps - run.step), run.step
+
+    def take(batch: Batch) -> None:
+        model.train()
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate * schedule.rate(run.step, steps)
+        value = loss(batch)
+        optimiser.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(trained, schedule.largest_gradient)
+        optimiser.step()
+        run.step += 1
+        run.batch += 1
+        progress.tell(run.step - first, float(value.detach()))
+
+    def look() -> None:
+        right, total = score()
+        better = run.look(right / total, model)
+        print(f"step {run.step:,}: development {in_words(right, total)}{' *' if better else ''}", flush=True)
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate  # a checkpoint keeps the full rates
+        save_checkpoint(checkpoint, run, model, optimiser, settings)
+
+    while run.epoch < schedule.epochs and run.waited < schedule.patience:
+        for batch in itertools.islice(batches(run.epoch), run.batch, None):
+            take(batch)
+            if run.step % schedule.look_every == 0:
+                look()
+                if run.waited >= schedule.patience:
+                    print("stopped: the development score has not risen", flush=True)
+                    break
+        else:
+            run.epoch, run.batch = run.epoch + 1, 0
+    if not run.history or run.history[-1][0] != run.step:
+        look()
+    restore(model, run.best)
+    return run
+
+
 def wilson_interval(right: int, total: int, *, z: float = 1.96) -> tuple[float, float]:
     """95 % interval of a proportion (Wilson 1927)."""
     share = right / total
@@ -264,19 +356,21 @@ def in_words(right: int, total: int) -> str:
     return f"{100 * right / total:.1f} % ({100 * low:.1f} to {100 * high:.1f}, n = {total:,})"
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature that makes probabilities of held-out logits (n, C) most likely (Guo et al. 2017)."""
-    log_temperature = torch.zeros((), requires_grad=True)
-    optimiser = torch.optim.LBFGS([log_temperature], lr=0.1, max_iter=100, line_search_fn="strong_wolfe")
+def fit_temperature(logits: Tensor, labels: Tensor, *, lowest: float = 0.05, highest: float = 20.0) -> float:
+    """The temperature that makes probabilities of held-out logits (n, C) most likely (Guo et al. 2017).
 
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = nn.functional.cross_entropy(logits / log_temperature.exp(), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
-    return float(log_temperature.detach().exp())
+    The likelihood is concave in 1 / temperature, so bisection of its slope finds it; where every answer is right, or
+    none is better than chance, there is no best one and an end of the range comes out.
+    """
+    logits = logits.double()
+    own = logits.gather(-1, labels[:, None]).squeeze(-1)
+    low, high = 1 / highest, 1 / lowest
+    for _ in range(100):
+        middle = (low + high) / 2
+        expected = ((logits * middle).softmax(-1) * logits).sum(-1)
+        rising = bool((own - expected).mean() > 0)
+        low, high = (middle, high) if rising else (low, middle)
+    return 2 / (low + high)
 
 
 def f1(predicted: Tensor, labels: Tensor) -> float:
@@ -298,6 +392,34 @@ def calibration_error(probabilities: Tensor, labels: Tensor, *, bins: int = 15) 
     return error
 
 
+def area(nearer: list[float], farther: list[float]) -> float:
+    """Chance that a value of ``farther`` lies above one of ``nearer`` (area under the ROC curve)."""
+    low, high = torch.tensor(nearer)[:, None], torch.tensor(farther)[None]
+    return float(((high > low).float() + 0.5 * (high == low).float()).mean())
+
+
 def half_precision(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in float16, as they are shipped."""
     return {name: tensor.half() for name, tensor in tensors.items()}
+
+
+def rounded(model: nn.Module) -> dict[str, Tensor]:
+    """The trained tensors in float16, as they are shipped; the model has these very values afterwards."""
+    shipped = half_precision(trained_tensors(model))
+    restore(model, {name: tensor.float() for name, tensor in shipped.items()})
+    return shipped
+
+
+def calibrate(logits: Tensor, labels: Tensor) -> float:
+    """The temperature of development logits (n, C); tells it, the score and the calibration error."""
+    temperature = fit_temperature(logits, labels)
+    error = calibration_error((logits / temperature).softmax(-1), labels)
+    print(f"development: {in_words(int((logits.argmax(-1) == labels).sum()), len(labels))}", flush=True)
+    print(f"temperature {temperature:.3f}, calibration error on development {error:.3f}", flush=True)
+    return temperature
+
+
+def tell_binary(logits: Tensor, labels: Tensor) -> None:
+    """Accuracy and F1 of test logits (n, 2)."""
+    predicted = logits.argmax(-1)
+    print(f"test: {in_words(int((predicted == labels).sum()), len(labels))}, F1 {f1(predicted, labels):.3f}")

@@ -137,7 +137,8 @@ def test_familiarity_is_the_distance_to_the_nearest_class_in_whitened_space(tmp_
     centres = torch.tensor([[8.0, 0, 0, 0], [0, 8.0, 0, 0], [0, 0, 8.0, 0]])
     spread = torch.tensor([1.0, 2.0, 0.5, 4.0])
     features = centres[labels] + torch.randn(600, 4, generator=generator) * spread
-    known = familiarity(features[::2], labels[::2], features[1::2], width=4)
+    sure = torch.linspace(0.5, 1.0, 300)
+    known = familiarity(features[::2], labels[::2], features[1::2], sure, width=4)
     save_file(known, tmp_path / "familiarity.safetensors")
     part = part_of(tmp_path, {"classifier.bias": torch.zeros(3)})
     found = familiarity_of(part)
@@ -152,6 +153,8 @@ def test_familiarity_is_the_distance_to_the_nearest_class_in_whitened_space(tmp_
     assert found.distance(point) == pytest.approx(3.0, abs=0.4)
     assert found.share_nearer(centres[1]) < 0.1
     assert found.share_nearer(torch.full((4,), 60.0)) == 1.0
+    assert found.share_surer(0.75) == pytest.approx(0.5, abs=0.02)
+    assert (found.share_surer(0.4), found.share_surer(1.0)) == (1.0, 0.0)
     held_out = torch.stack([torch.tensor(found.share_nearer(row)) for row in features[1::2]])
     assert held_out.mean() == pytest.approx(0.5, abs=0.02)  # percentiles of these very examples
 

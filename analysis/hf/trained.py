@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 
 import torch
 import transformers
@@ -64,9 +65,7 @@ def familiarity_of(part: TrainedPart) -> Familiarity | None:
     if all(file.name != path.name for file in part.model.files):
         return None
     tensors = load_file(path)
-    return Familiarity(
-        **{name: tensors[name].float() for name in ("centre", "whitening", "means", "distances")}
-    )
+    return Familiarity(**{field.name: tensors[field.name].float() for field in fields(Familiarity)})
 
 
 def _place(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from analysis import catalogue
-from analysis.catalogue import CHECKOUT, VIT_S14, BundledFile, BundledModel, Progress
+from analysis.catalogue import CHECKOUT, MINILM, VIT_S14, BundledFile, BundledModel, Progress
 from analysis.errors import ModelUnavailableError
 
 TRAINED_FOLDER = CHECKOUT / "models"
@@ -162,7 +162,32 @@ PICTURES = TrainedModel(
     ),
 )
 
-TRAINED: tuple[TrainedModel, ...] = (PICTURES, RECURRENT, RECURRENT_DOT)
+SENTIMENT = TrainedModel(
+    name="sentiment",
+    title="MiniLM sentiment",
+    modality="text",
+    backbone=MINILM,
+    version="1",
+    folder="sentiment",
+    files=(
+        BundledFile("trained.json", 121, "e56b21a06534dce003ff42dfbdd5074d71ab1a129b4f02006a99d31eb698f9d8"),
+        BundledFile(
+            "weights.safetensors",
+            1_632_676,
+            "c4aa4c9053e32f7a2776f0c9994b912303d515b04d83f419bca49bf57e88f2e6",
+        ),
+    ),
+    licence=f"MIT; trained on {_TREEBANK}",
+    citation="Socher et al. 2013, Stanford Sentiment Treebank; Hu et al. 2021, LoRA; Wang et al. 2020, MiniLM",
+    source="trained by scripts/train_sentiment.py",
+    description=(
+        "The bundled BERT (all-MiniLM-L6-v2) with low-rank adapters, pooler and head. Negative or positive, for English "
+        "sentences on films; 89.3 % of 1,821 test sentences are right. An ordinary BERT once it is loaded: every "
+        "attention and gradient method works on it."
+    ),
+)
+
+TRAINED: tuple[TrainedModel, ...] = (PICTURES, SENTIMENT, RECURRENT, RECURRENT_DOT)
 
 OfferedModel = BundledModel | TrainedModel
 

@@ -17,6 +17,7 @@ from analysis.trace import parity, trace
 from analysis.trained import TRAINED, is_ready
 
 WORDS = {
+    "sentiment": {"praise": 0.9805, "turn": 0.0326, "negation": 0.5851, "irony": 0.1057},
     "recurrent-sentiment": {"praise": 0.9946, "turn": 0.0270, "negation": 0.1283, "irony": 0.0864},
     "recurrent-sentiment-dot": {"praise": 0.9962, "turn": 0.0476, "negation": 0.0878, "irony": 0.1015},
 }

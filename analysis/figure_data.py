@@ -53,6 +53,10 @@ class TokenLabel:
     continues: bool = False
 
 
+LEARNED_QUERY = TokenLabel("learned query", "learned query")
+"""The one row of a model that asks with a learned vector instead of a token."""
+
+
 @dataclass(frozen=True)
 class HeadView:
     """Lines between two columns of tokens, for one layer.
@@ -201,7 +205,83 @@ class PatchMaps:
     selected: int | None = None
 
 
-Figure = HeadView | ModelView | MatrixView | TokenScores | PatchMaps
+@dataclass(frozen=True)
+class EvidencePanel:
+    """What one method says of one target, and what it is worth.
+
+    Attributes:
+        method: title of the method; ``target``: what is explained, "" where the method asks for none.
+        signed: it can show evidence against the target; else scores are at least 0.
+        limit: |score| at which the colours end, above 0.
+        claims, cannot: what a high score means, and what the method cannot show.
+        facts: what was measured of this answer, such as the share left out with special tokens.
+        empty: what stands for a map in which there is nothing to see; "" where there is.
+        warning: what a reader must not overlook.
+    """
+
+    method: str
+    target: str
+    signed: bool
+    limit: float
+    claims: str = ""
+    cannot: str = ""
+    facts: tuple[str, ...] = ()
+    empty: str = ""
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class EvidenceMaps:
+    """Evidence of some methods for one or two targets, over a picture.
+
+    Attributes:
+        picture: (height, width, 3) uint8, what the model saw, upright.
+        maps: (M, rows, columns) raw scores, one map a panel; the targets of a method follow one another.
+        panels: M.
+        title: what is explained.
+        positive: evidence against is not drawn.
+        marked: patch (row, column), or None.
+        opacity: of the strongest colour, 0 to 1.
+        smooth: interpolate between patches instead of drawing them as squares.
+        grey: the picture below is drawn pale and grey, so that colours are evidence alone.
+    """
+
+    picture: NDArray[np.uint8]
+    maps: Floats
+    panels: tuple[EvidencePanel, ...]
+    title: str = ""
+    positive: bool = False
+    marked: tuple[int, int] | None = None
+    opacity: float = 0.9
+    smooth: bool = False
+    grey: bool = True
+
+
+@dataclass(frozen=True)
+class EvidenceWords:
+    """Evidence of some methods for one or two targets, over a text.
+
+    Attributes:
+        scores: (M, n) raw scores, one row a panel; the targets of a method follow one another.
+        tokens: n labels: words, or tokens.
+        panels: M.
+        title: what is explained.
+        positive: evidence against is not drawn.
+        marked: index of a label, or None.
+        unit: what a label is.
+    """
+
+    scores: Floats
+    tokens: tuple[TokenLabel, ...]
+    panels: tuple[EvidencePanel, ...]
+    title: str = ""
+    positive: bool = False
+    marked: int | None = None
+    direction: Literal["ltr", "rtl"] = "ltr"
+    unit: Literal["words", "tokens"] = "words"
+
+
+Figure = HeadView | ModelView | MatrixView | TokenScores | PatchMaps | EvidenceMaps | EvidenceWords
 
 
 @dataclass(frozen=True)

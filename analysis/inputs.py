@@ -19,7 +19,7 @@ from torch import Tensor
 
 from analysis import resizing
 from analysis.decoder_input import Target, decoder_target
-from analysis.figure_data import TokenLabel
+from analysis.figure_data import LEARNED_QUERY, TokenLabel
 from analysis.hf.families import RECURRENT, pads_to_whole_patches
 from analysis.hf.windows import windowed_layers
 from analysis.images import Picture
@@ -222,7 +222,7 @@ def _encode(
 
 def _learned_query(model: LoadedModel) -> tuple[TokenLabel, ...] | None:
     """The one row of a model whose attention has a learned query instead of tokens that ask."""
-    return (TokenLabel("learned query", "learned query"),) if model.family == RECURRENT else None
+    return (LEARNED_QUERY,) if model.family == RECURRENT else None
 
 
 def _tokenizer_of(model: LoadedModel, caller: str) -> Any:

@@ -28,10 +28,16 @@ class Recorded:
     Attributes:
         module: the layer that called.
         map: its attention, for the whole batch.
+        value: (B, G, K, E) that the weights were applied to, and ``context``: (B, H, Q, E) that came out, still part
+            of the graph; where the recording keeps the graph.
+        weights: (B, H, Q, K) still part of the graph, of a layer that hands out nothing else.
     """
 
     module: nn.Module
     map: AttentionMap
+    value: Tensor | None = None
+    context: Tensor | None = None
+    weights: Tensor | None = None
 
 
 @dataclass
@@ -39,10 +45,12 @@ class Recording:
     """Calls in the order in which they came.
 
     Attributes:
+        graph: keep what gradients of the weights are made from.
         tables: bias tensors that were looked at, by identity, with the table that each was made from, if it was. A
             model may share one tensor between its layers; none is kept alive here.
     """
 
+    graph: bool = False
     calls: list[Recorded] = field(default_factory=list)
     tables: dict[int, tuple[weakref.ref[Tensor], TableBias | None]] = field(default_factory=dict)
 
@@ -66,12 +74,16 @@ _recording: ContextVar[Recording | None] = ContextVar("attn_core_recording", def
 
 
 @contextmanager
-def recording() -> Iterator[Recording]:
+def recording(*, graph: bool = False) -> Iterator[Recording]:
     """Record every attention that passes through ``model_attention`` in this thread (or task) inside the block.
 
     Blocks nest: an inner one records alone, and the outer one goes on after it.
+
+    Args:
+        graph: also keep value and context of each call, from which the gradient of any weight follows:
+            dL/dP[i, j] = dL/dcontext[i] · value[j].
     """
-    token = _recording.set(Recording())
+    token = _recording.set(Recording(graph=graph))
     record = _recording.get()
     assert record is not None
     try:
@@ -139,5 +151,6 @@ def model_attention(
             bias=record.smallest(bias),
             softcap=softcap,
         )
-        record.calls.append(Recorded(module, factored))
+        kept = (value.detach(), output.context) if record.graph else (None, None)
+        record.calls.append(Recorded(module, factored, *kept))
     return output.context

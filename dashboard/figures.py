@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from analysis.figure_data import (
     HEAD_COLOURS,
+    LEARNED_QUERY,
     LINE_CAP,
     Floats,
     HeadView,
@@ -200,7 +201,7 @@ def head_view_payload(
     header = {
         "kind": "head_view",
         "title": title,
-        "attention": view.kind,
+        "attention": "learned" if tuple(view.left) == (LEARNED_QUERY,) else view.kind,
         "layers": view.layers,
         "present": [view.layer] if all_layers is None else list(range(view.layers)),
         "heads": heads,
@@ -467,7 +468,7 @@ def patch_map_payload(
         ValueError: if the picture is not RGB bytes, or maps and titles do not fit.
     """
     _check_patch_maps(view)
-    picture = _display_copy(view.picture)
+    picture = display_copy(view.picture)
     fixed = view.limits is not None
     own = patch_limits(replace(view, shared_scale=False))  # (M, 2)
     shared = patch_limits(replace(view, shared_scale=True))
@@ -519,7 +520,7 @@ def _largest_of(rows: Floats, factor: int) -> Floats:
     return largest
 
 
-def _display_copy(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def display_copy(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The picture with at most ``PICTURE_PIXELS`` pixels; each is the mean of those that it stands for."""
     size = _display_size(*picture.shape[:2])
     if size == picture.shape[:2]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from streamlit.testing.v1 import AppTest
 
-from analysis.figure_data import HEAD_COLOURS, HeadView, ModelView, TokenLabel, weight_levels
+from analysis.figure_data import HEAD_COLOURS, LEARNED_QUERY, HeadView, ModelView, TokenLabel, weight_levels
 from dashboard import figures
 from dashboard.colour_maps import COLOUR_MAP_NAMES, colour_table
 from dashboard.components import checked_head_view, checked_model_view
@@ -202,6 +202,11 @@ def test_head_view_payload_keeps_both_sides_of_cross_attention():
     assert found["weights"].shape == (1, 3, 2, 6)
     assert [len(header["left"]), len(header["right"])] == [2, 6]
     assert header["attention"] == "cross"
+
+
+def test_head_view_payload_names_a_learned_query_as_what_it_is():
+    view = replace(head_view(queries=1, keys=6, kind="cross"), left=(LEARNED_QUERY,))
+    assert read_header(head_view_payload(view))[0]["attention"] == "learned"
 
 
 def test_what_does_not_fit_is_refused():

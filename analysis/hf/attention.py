@@ -14,7 +14,7 @@ import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -117,6 +117,7 @@ class AttentionTrace:
         notes: what a reader must know.
         grids: rows and columns of each encoder layer that attends inside windows of a grid, None for a layer that
             does not or whose windows could not be placed; () where no layer has windows.
+        calls: what each map was made from, by kind and in the order of the maps, where the graph was kept.
     """
 
     encoder: tuple[AttentionMap, ...] = ()
@@ -125,6 +126,7 @@ class AttentionTrace:
     fallback: bool = False
     notes: tuple[str, ...] = ()
     grids: tuple[Grid | None, ...] = ()
+    calls: Mapping[Kind, tuple[Recorded, ...]] = field(default_factory=dict)
 
     def item(self, index: int) -> AttentionTrace:
         """The trace of one batch item, padding cut out: equal to the trace of the item alone.
@@ -153,7 +155,7 @@ def _valid_rows(maps: tuple[AttentionMap, ...], index: int) -> Tensor | None:
 
 
 @contextmanager
-def capture(module: nn.Module) -> Iterator[AttentionTrace]:
+def capture(module: nn.Module, *, graph: bool = False) -> Iterator[AttentionTrace]:
     """Capture the attention of one forward pass of a model inside the block: transformers' or PyTorch's own layers.
 
     A generation with a cache counts as one pass: the rows of its steps are put together into one map a layer.
@@ -162,39 +164,58 @@ def capture(module: nn.Module) -> Iterator[AttentionTrace]:
     The outputs are the model's own. Nothing stays changed on the model after the block, also after an exception; two
     threads may capture on one model at the same time, each gets its own pass.
 
+    Args:
+        graph: also fill ``trace.calls``, from which gradients of the weights can be had; of one pass without windows,
+            through the library's interface, ``attn_core.models`` or ``output_attentions``.
     Raises:
         UnsupportedModelError: if no attention was seen in the block.
     """
     trace = AttentionTrace()
     if not isinstance(module, PreTrainedModel):
-        with recording_multihead(module) as layers, recording() as record:
+        with recording_multihead(module) as layers, recording(graph=graph) as record:
             yield trace
         if record.calls:
             _fill_from_own(trace, record.calls)
+            trace.calls = _by_map(trace, record.calls) if graph else {}
         else:
             _fill_from_layers(trace, layers)
     elif uses_interface(module):
         with (
             watching_windows(module, ask_weights=False) as windows,
             _switched(module),
-            recording() as record,
+            recording(graph=graph) as record,
             watching_tables(module),
         ):
             yield trace
         _fill_from_calls(trace, module, record.calls)
         _place_windows(trace, record.calls, windows)
+        trace.calls = _by_map(trace, record.calls) if graph else {}
     else:
         with watching_windows(module, ask_weights=True) as windows, _attentions_requested(module) as asked:
             yield trace
         if windows:
             _fill_from_windows(trace, module, windows)
         else:
-            _fill_from_outputs(trace, module, asked.passes)
+            stored = _fill_from_outputs(trace, module, asked.passes)
+            trace.calls = _by_map(trace, stored) if graph else {}
     if not (trace.encoder or trace.decoder or trace.cross):
         raise UnsupportedModelError(
             f"capture: no attention of {type(module).__name__} was seen; call the model inside the block, "
             "or choose a model whose attention goes through transformers' interface or nn.MultiheadAttention."
         )
+
+
+def _by_map(trace: AttentionTrace, calls: list[Recorded]) -> dict[Kind, tuple[Recorded, ...]]:
+    """The calls that the maps came from; a map that was put together from several calls has none."""
+    made = {id(call.map): call for call in calls}
+    kinds: dict[Kind, tuple[AttentionMap, ...]] = {
+        "encoder": trace.encoder, "decoder": trace.decoder, "cross": trace.cross
+    }  # fmt: skip
+    return {
+        kind: tuple(made[id(layer)] for layer in maps)
+        for kind, maps in kinds.items()
+        if maps and all(id(layer) in made for layer in maps)
+    }
 
 
 def uses_interface(module: PreTrainedModel) -> bool:
@@ -422,7 +443,8 @@ def _attentions_requested(module: PreTrainedModel) -> Iterator[_Asked]:
         _asked.reset(token)
 
 
-def _fill_from_outputs(trace: AttentionTrace, module: PreTrainedModel, passes: list[_Pass]) -> None:
+def _fill_from_outputs(trace: AttentionTrace, module: PreTrainedModel, passes: list[_Pass]) -> list[Recorded]:
+    """Fill the trace; the maps with the tensors, as the model handed them out, that they were made from."""
     trace.fallback = True
     held = "window around each token" if band_layer(module) is not None else "n × n array"
     trace.notes = (
@@ -430,16 +452,29 @@ def _fill_from_outputs(trace: AttentionTrace, module: PreTrainedModel, passes: l
         f"output_attentions, so every layer holds its {held}.",
     )
     causal = getattr(module.config, "is_decoder", False) or module.config.model_type in _CAUSAL_FALLBACKS
+    made: list[Recorded] = []
+
+    def keep(layers: tuple[AttentionMap, ...], handed: Any) -> tuple[AttentionMap, ...]:
+        found = [weights for weights in handed or () if weights is not None]
+        made.extend(Recorded(module, layer, weights=w) for layer, w in zip(layers, found, strict=True))
+        return layers
+
     for done in passes:
         valid, target = _valid(done, "attention_mask"), _valid(done, "decoder_attention_mask")
-        own = _self_attention(module, done, "", valid)
-        trace.encoder += _self_attention(module, done, "encoder_", valid)
+        own = keep(_self_attention(module, done, "", valid), done.output.get("attentions"))
+        trace.encoder += keep(
+            _self_attention(module, done, "encoder_", valid), done.output.get("encoder_attentions")
+        )
         trace.encoder += () if causal else own
         trace.decoder += own if causal else ()
-        trace.decoder += tuple(
-            _stored(w, target, target) for w in done.output.get("decoder_attentions") or ()
-        )
-        trace.cross += tuple(_stored(w, target, valid) for w in done.output.get("cross_attentions") or ())
+        for kind, name, columns in (
+            ("decoder", "decoder_attentions", target),
+            ("cross", "cross_attentions", valid),
+        ):
+            handed = done.output.get(name)
+            layers = tuple(_stored(weights, target, columns) for weights in handed or ())
+            setattr(trace, kind, getattr(trace, kind) + keep(layers, handed))
+    return made
 
 
 def _valid(done: _Pass, name: str) -> Tensor | None:

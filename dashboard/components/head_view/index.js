@@ -20,6 +20,7 @@ const COLUMN_NAMES = {
   encoder: ["Query", "Key"],
   decoder: ["Query", "Key"],
   cross: ["Decoder (query)", "Encoder (key)"],
+  learned: ["Learned query", "Key"],
 };
 const LEGEND_TICKS = [0, 0.01, 0.1, 0.25, 0.5, 1];
 
@@ -409,7 +410,7 @@ class HeadView {
   buildTokens() {
     for (const side of ["left", "right"]) {
       const tokens = this.tokens[side];
-      const pair = this.header.attention !== "cross" && tokens.some((token) => token.segment);
+      const pair = !["cross", "learned"].includes(this.header.attention) && tokens.some((token) => token.segment);
       const first = this.header.starts[side === "left" ? 0 : 1]; // a window of a long text counts on
       const rows = tokens.map((token, index) => this.buildRow(tokens, index, pair, first));
       this.columns[side].replaceChildren(...rows);

@@ -1,0 +1,260 @@
+"""CDAM: class-discriminative attention maps (Brocki & Chung 2023, "Class-Discriminative Attention Maps for Vision
+Transformers", arXiv 2312.02364, section 3), for classes and concepts, for patches and for tokens.
+
+A token's score is the inner product of what enters the last attention layer there with the target's gradient at the
+same place: S_i = Σ_j T_ij · ∂f/∂T_ij. T is the output of the normalisation before the last block's attention (for
+BERT, the output of the block below).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from analysis.evidence.explanation import Explanation, explanation_of, kept_positions
+from analysis.evidence.passes import ForwardPass, graph_outputs
+from analysis.evidence.targets import Target
+from attn_core.errors import UnsupportedModelError
+
+Place = Literal["attention", "block"]
+Progress = Callable[[float], None]
+
+
+def cdam(run: ForwardPass, target: Target, *, layer: int = -1) -> Explanation:
+    """CDAM of a layer, the last by default; signed.
+
+    Raises:
+        UnsupportedModelError: if the model has no tensor that enters the layer's attention.
+        ValueError: if there is no such layer.
+    """
+    tokens = tokens_of(run, layer, "cdam")
+    gradient = run.token_gradient(target, layer % len(run.tokens))
+    return explanation_of(
+        "cdam",
+        (tokens * gradient).sum(-1),
+        run.inputs,
+        target=target.label,
+        details={"value": run.value(target)},
+    )
+
+
+def tokens_of(run: ForwardPass, layer: int, caller: str) -> Tensor:
+    """(N, M) that enters a layer's attention, without its graph.
+
+    Raises:
+        UnsupportedModelError, ValueError: as ``cdam``.
+    """
+    if not run.tokens:
+        raise UnsupportedModelError(
+            f"{caller}: {run.model.title} has no place where the tokens of a layer enter its attention (layers share "
+            "one block, or the family is not known); choose relevance or a perturbation method."
+        )
+    if not -len(run.tokens) <= layer < len(run.tokens):
+        raise ValueError(
+            f"{caller}: layer must be between 0 and {len(run.tokens) - 1} but is {layer}; pass one of them."
+        )
+    return run.tokens[layer][0].detach()
+
+
+def smooth_cdam(
+    run: ForwardPass,
+    target: Target,
+    *,
+    samples: int = 50,
+    level: float = 0.05,
+    seed: int = 0,
+    layer: int = -1,
+    place: Place = "attention",
+    noise: Tensor | None = None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """CDAM averaged over tokens with Gaussian noise.
+
+    Args:
+        samples: noisy copies.
+        level: standard deviation of the noise as a share of (largest − smallest) token entry.
+        seed: of the noise.
+        layer: whose tokens.
+        place: "attention": noise on what enters the attention, which is also what the gradient is multiplied with (as
+            obzai 0.2.3 does, without its clamp); "block": noise on the block's input, tokens and gradient read after
+            its normalisation (as the authors' research code does; on DINOv2 outlier dimensions drown the map then).
+        noise: (S, N, M) standard normal numbers to use instead of random ones.
+        progress: told 0 to 1; what it raises stops the method.
+    Raises:
+        UnsupportedModelError, ValueError: as ``cdam``; for a place that the model does not have.
+    """
+    if samples < 1:
+        raise ValueError(f"smooth_cdam: samples must be at least 1 but is {samples}; pass 50 or so.")
+    base = _start(run, layer, place, "smooth_cdam")
+    noise = _noise(base, samples, seed) if noise is None else noise
+    spread = level * float(base.max() - base.min())
+    noisy = base + spread * noise.to(base)
+    tokens, gradient = _rerun(run, target, noisy, layer, place, progress)
+    return explanation_of(
+        "smooth_cdam",
+        (tokens * gradient).sum(-1).mean(0),
+        run.inputs,
+        target=target.label,
+        details={"samples": len(noisy), "level": level, "seed": seed, "place": place},
+    )
+
+
+def integrated_cdam(
+    run: ForwardPass,
+    target: Target,
+    *,
+    steps: int = 50,
+    level: float = 0.0,
+    seed: int = 0,
+    layer: int = -1,
+    place: Place = "attention",
+    noise: Tensor | None = None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """CDAM averaged along the straight path from zero to the tokens.
+
+    Args:
+        steps: of the path; "attention" takes 0, 1/steps ... 1, "block" 1/steps ... 1 − 1/steps, as the two programs
+            of the authors do.
+        level: of the noise on every step, as in ``smooth_cdam``; 0 for none.
+        noise: (steps, N, M); step i takes row i modulo its length.
+        seed, layer, place, progress: as in ``smooth_cdam``.
+    Raises:
+        UnsupportedModelError, ValueError: as ``smooth_cdam``.
+    """
+    if steps < 2:
+        raise ValueError(f"integrated_cdam: steps must be at least 2 but is {steps}; pass 50 or so.")
+    base = _start(run, layer, place, "integrated_cdam")
+    taken = torch.arange(steps + 1) if place == "attention" else torch.arange(1, steps)
+    path = (taken / steps).to(base)[:, None, None] * base
+    if level:
+        noise = _noise(base, steps, seed) if noise is None else noise
+        path = path + level * float(base.max() - base.min()) * noise.to(base)[taken % len(noise)]
+    tokens, gradient = _rerun(run, target, path, layer, place, progress)
+    return explanation_of(
+        "integrated_cdam",
+        (tokens * gradient).sum(-1).mean(0),
+        run.inputs,
+        target=target.label,
+        details={"steps": steps, "level": level, "seed": seed, "place": place},
+    )
+
+
+def _noise(base: Tensor, count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, *base.shape, generator=generator, dtype=torch.float64)
+
+
+def _start(run: ForwardPass, layer: int, place: Place, caller: str) -> Tensor:
+    """(N, M) where noise or path begins: what enters the attention, or the block."""
+    tokens = tokens_of(run, layer, caller)
+    if place == "attention":
+        return tokens
+    seen: list[Tensor] = []
+    with _replacing(_block_of(run, layer, caller), before=seen.append), torch.no_grad():
+        run.model.module(**_tensors(run))
+    return seen[0][0]
+
+
+def _block_of(run: ForwardPass, layer: int, caller: str) -> nn.Module:
+    """The block that holds the normalisation of a layer.
+
+    Raises:
+        ValueError: for a model that normalises after the attention: there both places are one.
+    """
+    name = run.model.attention_inputs[layer]
+    block, _, leaf = name.rpartition(".")
+    if leaf.isdigit() or "norm" not in leaf.lower().replace("ln", "norm"):
+        raise ValueError(
+            f"{caller}: place must be 'attention' for {run.model.title}, which has no normalisation between block "
+            "input and attention."
+        )
+    return run.model.module.get_submodule(block)
+
+
+def _tensors(run: ForwardPass) -> dict[str, Tensor]:
+    return {name: tensor.to(run.model.device) for name, tensor in run.inputs.tensors.items()}
+
+
+TOKENS_AT_ONCE = 4096
+"""Tokens (samples × positions) that are put through the upper layers at once."""
+
+
+def _rerun(
+    run: ForwardPass, target: Target, batch: Tensor, layer: int, place: Place, progress: Progress | None
+) -> tuple[Tensor, Tensor]:
+    """Put other tensors (S, N, M) into a layer: the tokens that enter its attention and the target's gradient there.
+
+    The layers below are run once a chunk for the input itself, so only the layer and those above see the batch.
+    """
+    name = run.model.attention_inputs[layer]
+    entering = run.model.module.get_submodule(name)
+    chunk = max(1, TOKENS_AT_ONCE // batch.shape[1])
+    tokens, gradients = [], []
+    for start in range(0, len(batch), chunk):
+        if progress is not None:
+            progress(start / len(batch))
+        part = batch[start : start + chunk].clone().requires_grad_()
+        held: list[Tensor] = [part]
+        with torch.enable_grad(), ExitStack() as hooks:
+            if place == "block":
+                hooks.enter_context(_replacing(_block_of(run, layer, "cdam"), before=_always(part)))
+                held.clear()
+                hooks.enter_context(_replacing(entering, after=held.append))
+            else:
+                hooks.enter_context(_replacing(entering, after=_always(part)))
+            outputs = graph_outputs(run.model, _tensors(run), kept_positions(run.inputs))
+            number = target.value(outputs).sum()
+            (gradient,) = torch.autograd.grad(number, held)
+        tokens.append(held[0].detach())
+        gradients.append(gradient)
+    if progress is not None:
+        progress(1.0)
+    return torch.cat(tokens), torch.cat(gradients)
+
+
+def _always(tensor: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda _: tensor
+
+
+_acting: ContextVar[tuple[object, ...]] = ContextVar("analysis_evidence_cdam", default=())
+
+
+@contextmanager
+def _replacing(
+    module: nn.Module,
+    *,
+    before: Callable[[Tensor], Tensor | None] | None = None,
+    after: Callable[[Tensor], Tensor | None] | None = None,
+) -> Iterator[None]:
+    """Change the first input, or the output, of a module in the passes of this context; None changes nothing."""
+    mark = object()
+    token = _acting.set((*_acting.get(), mark))
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if mark not in _acting.get() or before is None:
+            return None
+        given = before(args[0])
+        return None if given is None else (given, *args[1:])
+
+    def leave(_: nn.Module, __: Any, output: Any) -> Any:
+        if mark not in _acting.get() or after is None:
+            return None
+        first = output if isinstance(output, Tensor) else output[0]
+        given = after(first)
+        if given is None:
+            return None
+        return given if isinstance(output, Tensor) else (given, *output[1:])
+
+    hooks = [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        _acting.reset(token)

@@ -324,7 +324,7 @@ class FactoredMap(AttentionMap):
             bias=bias_block(self.bias, rows, columns, head=head),
         )
         lse = torch.where(torch.isneginf(lse), torch.zeros_like(lse), lse)
-        weights = torch.exp(scores - lse[..., None])
+        weights = scores.sub_(lse[..., None]).exp_()  # scores are new, and nothing here has a graph
         positions = (torch.arange(s.start, s.stop, device=query.device) for s in (rows, columns))
         allowed = self.rule.allowed(*positions, queries=self.queries, keys=self.keys)
         return weights if allowed is None else weights.masked_fill(~allowed, 0.0)

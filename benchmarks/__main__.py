@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import capture, head_view, startup
+from benchmarks import capture, evidence, head_view, startup
 from benchmarks.measure import machine
 
 
@@ -11,6 +11,7 @@ def main() -> None:
     print(f"AttnScope benchmarks ({machine()})")
     startup.main([])
     capture.main([])
+    evidence.main([])
     head_view.main([])
 
 

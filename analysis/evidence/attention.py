@@ -318,7 +318,8 @@ def weighted_rows(
     columns = slice(0, layer.map.keys)
     for rows in layer.strips() if wanted is None else _parts(layer.strips(), wanted):
         weights = layer.map.block(None, rows, columns)  # (H, r, K)
-        product = weights * layer.weight_gradient(gradient, rows).to(weights)
+        slopes = layer.weight_gradient(gradient, rows).to(weights)
+        product = slopes * weights if layer.call.value is None else slopes.mul_(weights)  # theirs, or new
         yield rows, product.relu_().mean(0) if head_relu else product.mean(0).relu_()
 
 

@@ -17,11 +17,12 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from captum import metrics as metrics  # handed on: captum is imported in this file alone
 from captum.attr import InputXGradient, IntegratedGradients, Occlusion, Saliency
 from torch import Tensor, nn
 
 from analysis.evidence.explanation import Explanation, explanation_of, kept_positions, position_count
-from analysis.evidence.passes import ForwardPass, _watching, input_embeddings
+from analysis.evidence.passes import ForwardPass, graph_outputs, input_embeddings
 from analysis.evidence.perturbation import (
     FILL_WORDS,
     FILLS,
@@ -32,7 +33,7 @@ from analysis.evidence.perturbation import (
     stand_in_token,
     word_parts,
 )
-from analysis.evidence.targets import Outputs, Target
+from analysis.evidence.targets import Target
 from attn_core.errors import UnsupportedModelError
 
 BATCH_TOKENS = 1500
@@ -331,15 +332,12 @@ def _counted(
 def _values_at(run: ForwardPass, target: Target, entries: Tensor) -> Tensor:
     """(B,): the target for embeddings (B, N, M) or pixels (B, C, H, W); part of the graph where one is asked for."""
     tensors = repeated(run.inputs.tensors, len(entries))
-    tensors = {name: tensor.to(run.model.device) for name, tensor in tensors.items()}
     if run.inputs.grid is not None:
-        tensors["pixel_values"] = entries
-        with _watching(run.model, graph=False) as seen:
-            output = run.model.module(**tensors)
+        outputs = graph_outputs(run.model, tensors | {"pixel_values": entries}, run.outputs.kept)
     else:
-        with _embeddings(run.model.module, entries), _watching(run.model, graph=False) as seen:
-            output = run.model.module(**tensors)
-    values = target.value(Outputs(getattr(output, "logits", None), seen.hidden, run.outputs.kept))
+        with _replaced_embeddings(run.model.module, entries):
+            outputs = graph_outputs(run.model, tensors, run.outputs.kept)
+    values = target.value(outputs)
     if torch.is_grad_enabled() and entries.requires_grad and not values.requires_grad:
         raise UnsupportedModelError(
             f"gradients: {target.label!r} does not depend on the input of this model through any differentiable "
@@ -352,7 +350,7 @@ _given: ContextVar[list[Tensor] | None] = ContextVar("analysis_evidence_given_em
 
 
 @contextmanager
-def _embeddings(module: nn.Module, entries: Tensor) -> Iterator[None]:
+def _replaced_embeddings(module: nn.Module, entries: Tensor) -> Iterator[None]:
     """Inside the block the input embeddings give out ``entries`` (B, N, M), once, in this context alone.
 
     Their first call is the encoder's in an encoder-decoder whose stacks share them.

@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 
 from analysis.figure_data import (
     LINE_CAP,
+    EvidenceMaps,
+    EvidencePanel,
+    EvidenceWords,
     Figure,
     HeadView,
     MatrixView,
@@ -59,6 +62,8 @@ KINDS: Mapping[type, str] = {
     MatrixView: "matrix_view",
     TokenScores: "token_scores",
     PatchMaps: "patch_maps",
+    EvidenceMaps: "evidence_maps",
+    EvidenceWords: "evidence_words",
 }
 """Names of the figure records inside files and file names."""
 
@@ -125,6 +130,8 @@ _ROW_COUNTS: Mapping[type, Callable[[Any], int]] = {
     MatrixView: _matrix_rows,
     TokenScores: lambda view: int(view.scores.size),
     PatchMaps: lambda view: int(view.maps.size),
+    EvidenceMaps: lambda view: int(view.maps.size),
+    EvidenceWords: lambda view: int(view.scores.size),
 }
 """At most how many rows the CSV file of a figure has, found without writing it."""
 
@@ -206,6 +213,8 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, int):
         return value
+    if isinstance(value, EvidencePanel):
+        return _plain(dataclasses.asdict(value))
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
@@ -256,6 +265,9 @@ def _write_npz(figure: Figure, provenance: Provenance) -> bytes:
         )  # (n, 3)
     if isinstance(figure, PatchMaps):
         arrays["titles"] = _strings(figure.titles)
+    if isinstance(figure, EvidenceMaps | EvidenceWords):
+        arrays["methods"] = _strings(panel.method for panel in figure.panels)
+        arrays["targets"] = _strings(panel.target for panel in figure.panels)
     if isinstance(figure, ModelView) and figure.shapes is not None:
         arrays["shapes"] = np.array(figure.shapes, dtype=np.int64)  # (L, 3)
     arrays["provenance"] = np.array(document_text(figure, provenance))
@@ -324,6 +336,29 @@ def _patch_map_rows(view: PatchMaps, provenance: Provenance) -> Iterator[str]:
             yield f"{start},{cell},{value}"
 
 
+def _evidence_map_rows(view: EvidenceMaps, provenance: Provenance) -> Iterator[str]:
+    yield "panel,method,target,patch_row,patch_column,score"
+    _, rows, columns = view.maps.shape
+    cells = [f"{row},{column}" for row in range(rows) for column in range(columns)]
+    for start, values in zip(_panel_cells(view.panels), view.maps, strict=True):
+        for cell, value in zip(cells, _numbers(values), strict=True):
+            yield f"{start},{cell},{value}"
+
+
+def _evidence_word_rows(view: EvidenceWords, provenance: Provenance) -> Iterator[str]:
+    yield "panel,method,target,index,token,score"
+    labels = [f"{index},{cell}" for index, cell in enumerate(_cells(view.tokens))]
+    for start, values in zip(_panel_cells(view.panels), view.scores, strict=True):
+        for label, value in zip(labels, _numbers(values), strict=True):
+            yield f"{start},{label},{value}"
+
+
+def _panel_cells(panels: Sequence[EvidencePanel]) -> list[str]:
+    return [
+        f"{index},{csv_cell(panel.method)},{csv_cell(panel.target)}" for index, panel in enumerate(panels)
+    ]
+
+
 def csv_cell(text: str) -> str:
     """Text as a quoted CSV cell that no spreadsheet runs.
 
@@ -352,6 +387,8 @@ _ROWS: Mapping[type, Callable[[Any, Provenance], Iterator[str]]] = {
     ModelView: _model_view_rows,
     TokenScores: _token_score_rows,
     PatchMaps: _patch_map_rows,
+    EvidenceMaps: _evidence_map_rows,
+    EvidenceWords: _evidence_word_rows,
 }
 
 _WRITERS: Mapping[str, Callable[[Figure, Provenance], bytes]] = {

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.figure_data import (
+    EvidenceMaps,
+    EvidenceWords,
     Figure,
     HeadView,
     MatrixView,
@@ -30,6 +32,7 @@ from analysis.figure_data import (
     weight_levels,
 )
 from analysis.pairs import PAIR_NAMES, Side, in_filter
+from analysis.visible_evidence import maps_in_words, texts_in_words
 
 PICTURE_CELLS = 1024
 """Most cells along one side of a drawn matrix; larger ones are max-pooled for the picture, never for the data."""
@@ -415,6 +418,8 @@ _WORDS: Mapping[type, Callable[[Any], str]] = {
     MatrixView: _matrix_view_words,
     TokenScores: _token_scores_words,
     PatchMaps: _patch_maps_words,
+    EvidenceMaps: maps_in_words,
+    EvidenceWords: texts_in_words,
 }
 
 
@@ -424,7 +429,7 @@ def tokens_of(figure: Figure) -> tuple[TokenLabel, ...]:
         return figure.left + figure.right
     if isinstance(figure, MatrixView):
         return figure.rows + figure.columns
-    return figure.tokens if isinstance(figure, TokenScores) else ()
+    return figure.tokens if isinstance(figure, TokenScores | EvidenceWords) else ()
 
 
 def _short_revision(revision: str) -> str:

@@ -1,4 +1,4 @@
-"""Every cache of the program.
+"""Every cache of the program but those of the Evidence views (``dashboard.evidence_cache``).
 
 Models, traces and arrays are shared by all sessions (``cache_resource``: no copies, so nothing writes into them);
 bytes for the browser are in ``cache_data``. Keys are names, digests, numbers and choices: a large array is never part
@@ -236,12 +236,14 @@ class Traced:
 
     Attributes:
         key: digest of the model's name and revision, the input and the options.
+        shared: the model with its lock, for further passes.
     """
 
     key: str
     model: LoadedModel
     inputs: Inputs
     trace: Trace
+    shared: SharedModel
 
 
 def prediction(traced: Traced) -> Prediction | None:
@@ -271,7 +273,8 @@ def traced_text(name: str, revision: str | None, text: str, pair: str | None) ->
             inputs = encode_pair(model, text, pair, max_tokens=limit)
         else:
             inputs = encode_text(model, text, max_tokens=limit)
-        return Traced(digest(name, model.revision, inputs.digest), model, inputs, trace(model, inputs))
+        key = digest(name, model.revision, inputs.digest)
+        return Traced(key, model, inputs, trace(model, inputs), shared)
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
@@ -289,9 +292,8 @@ def traced_picture(
     shared = shared_model(name, revision)
     with shared.forward() as model:
         inputs = encode_image(model, _picture, side=side if model.flexible_image_size else None)
-        return Traced(
-            digest(name, model.revision, inputs.digest, str(side)), model, inputs, trace(model, inputs)
-        )
+        key = digest(name, model.revision, inputs.digest, str(side))
+        return Traced(key, model, inputs, trace(model, inputs), shared)
 
 
 @st.cache_data(max_entries=8, show_spinner=False)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.figure_data import TokenScores
+from analysis.figure_data import EvidenceWords, TokenScores
 from analysis.visible import above_scale, score_limits, short_label, visible_text
+from analysis.visible_evidence import AGAINST, FOR, UNSIGNED, drawn_scores
 from dashboard.colour_maps import colour_table
 
 if TYPE_CHECKING:
@@ -102,6 +103,62 @@ def token_scores_chart(view: TokenScores, *, labelled: int = LABELLED_BARS) -> g
             x=place, y=limits[1], text=text, showarrow=False, xanchor=inward, yanchor="bottom", yshift=2
         )
     return figure
+
+
+STRONGEST = 8
+"""Words that a chart of evidence names for each method."""
+
+
+def strongest_words_chart(view: EvidenceWords, index: int, *, count: int = STRONGEST) -> go.Figure:
+    """The strongest words of one panel by raw score, the strongest on top; red for, blue against, violet no sign.
+
+    Args:
+        view: the scores; only what is for the target is drawn where only the positive is.
+        index: of the panel.
+        count: most words.
+    """
+    import plotly.graph_objects as go
+
+    panel = view.panels[index]
+    scores = panel.limit * drawn_scores(view.scores[index], panel, positive=view.positive)
+    order = np.argsort(-np.abs(scores), kind="stable")[:count][::-1]  # a category axis starts below
+    hues = [UNSIGNED if not panel.signed else FOR if score >= 0 else AGAINST for score in scores[order]]
+    full = [_literal(visible_text(view.tokens[label].text)) for label in order]
+    several = len({other.target for other in view.panels if other.target}) > 1
+    name = f"{panel.method} · {panel.target}" if several and panel.target else panel.method
+    line = "rgba(127, 134, 143, 0.28)"
+    bars = go.Bar(
+        x=scores[order],
+        y=list(range(len(order))),
+        orientation="h",
+        marker={"color": ["rgb({}, {}, {})".format(*hue) for hue in hues]},
+        customdata=np.array(list(zip(full, order.tolist(), strict=True)), dtype=object),
+        hovertemplate="%{customdata[1]} “%{customdata[0]}”<br><b>%{x:.6~g}</b><extra></extra>",
+    )
+    return go.Figure(bars).update_layout(
+        title={
+            "text": _literal(short_label(name, 36)),
+            "font": {"size": 12},
+            "x": 0,
+            "xref": "container",
+            "y": 0.98,
+        },
+        height=52 + 21 * len(order),
+        margin={"l": 4, "r": 6, "t": 24, "b": 4},
+        paper_bgcolor="rgba(0, 0, 0, 0)",
+        plot_bgcolor="rgba(0, 0, 0, 0)",
+        font={"color": CHART_TEXT, "size": 12, "family": CHART_FONT},
+        bargap=0.28,
+        dragmode=False,
+        xaxis={"gridcolor": line, "zerolinecolor": CHART_TEXT, "nticks": 5, "tickfont": {"size": 11}},
+        yaxis={
+            "showgrid": False,
+            "automargin": True,
+            "tickmode": "array",
+            "tickvals": list(range(len(order))),
+            "ticktext": [f"{_literal(short_label(view.tokens[label].text))} " for label in order],
+        },
+    )
 
 
 def _marker(view: TokenScores, beyond: NDArray[np.bool_]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class ExampleText:
     mean_distance: Floats
     key: str = "example:text"
     live: bool = False
+    traced: None = None
     parts: tuple[Part, ...] = ("encoder",)
     direction: Literal["ltr", "rtl"] = "ltr"
 
@@ -93,6 +94,7 @@ class ExampleImage:
     rollout_removed: Floats  # ()
     key: str = "example:image"
     live: bool = False
+    traced: None = None
     windowed: bool = False
 
     @property

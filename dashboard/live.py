@@ -26,6 +26,7 @@ class LiveText:
     maps: dict[Part, Sequence[AttentionMap]]
     infos: dict[Part, PartInfo]
     direction: Literal["ltr", "rtl"]
+    traced: cached.Traced | None = None
     live: bool = True
 
     @property
@@ -84,7 +85,7 @@ def text_source(traced: cached.Traced) -> LiveText:
             "choose another model."
         )
     infos = {part: _part_info(layers, *labels[part]) for part, layers in maps.items()}
-    return LiveText(traced.key, maps, infos, inputs.direction)
+    return LiveText(traced.key, maps, infos, inputs.direction, traced)
 
 
 def _part_info(layers: Sequence[AttentionMap], rows: tuple, columns: tuple) -> PartInfo:
@@ -111,7 +112,7 @@ def merged_words(traced: cached.Traced, source: LiveText) -> LiveText:
             merge_labels(info.columns, columns),
             info.groups,
         )
-    return LiveText(key, maps, infos, source.direction)
+    return LiveText(key, maps, infos, source.direction, traced)
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class LiveImage:
     prefix_tokens: int
     patch: int
     windowed: bool = False
+    traced: cached.Traced | None = None
     live: bool = True
 
     @property
@@ -215,4 +217,4 @@ def image_source(traced: cached.Traced) -> LiveImage:
             f"{grid.rows} × {grid.columns} patches{inside}; choose a model whose layers do, such as the bundled one."
         )
     windowed = any(isinstance(layer, WindowedMap) for layer in maps)
-    return LiveImage(traced.key, maps, picture, grids, grid.prefix_tokens, grid.patch, windowed)
+    return LiveImage(traced.key, maps, picture, grids, grid.prefix_tokens, grid.patch, windowed, traced)

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from analysis.figure_data import Provenance
+from analysis.figure_data import EvidenceMaps, EvidenceWords, Provenance
 
 VERSION = "0.1.0"
 """Of this program, as pyproject.toml has it."""
@@ -73,4 +73,38 @@ def provenance(
         settings=kept,
         notes=tuple(notes),
         software=software(),
+    )
+
+
+def evidence_provenance(
+    figure: EvidenceMaps | EvidenceWords,
+    model: str,
+    revision: str,
+    input: str,
+    notes: Sequence[str],
+    *,
+    layers: int,
+) -> Provenance:
+    """The record of an evidence board: its methods, what they explain, and what was measured of each answer."""
+    methods = list(dict.fromkeys(panel.method for panel in figure.panels))
+    targets = list(dict.fromkeys(panel.target for panel in figure.panels if panel.target))
+    measured = [
+        f"{panel.method}{f' for {panel.target}' if panel.target else ''}: {told}"
+        for panel in figure.panels
+        for told in (panel.empty, panel.warning, *panel.facts)
+        if told
+    ]
+    return provenance(
+        model=model,
+        revision=revision,
+        input=input,
+        layer=layer_in_words(None, layers),
+        heads="",
+        method=", ".join(methods),
+        settings={
+            "target": "; ".join(targets) or None,
+            "drawn": "positive evidence alone" if figure.positive else "signed evidence",
+            "unit": figure.unit if isinstance(figure, EvidenceWords) else None,
+        },
+        notes=(*notes, *measured),
     )

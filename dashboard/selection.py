@@ -21,10 +21,11 @@ from analysis.figure_data import ColourMapName
 from analysis.pairs import PairFilter
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
 from analysis.trained import OFFERED
+from dashboard.evidence_choices import EVIDENCE_PARAMETERS, EvidenceChoices, evidence_params, read_evidence
 
 Page = Literal["text", "image", "models"]
-TextView = Literal["head", "model", "matrix", "rollout"]
-ImageView = Literal["attention", "model", "rollout"]
+TextView = Literal["head", "model", "matrix", "rollout", "evidence"]
+ImageView = Literal["attention", "model", "rollout", "evidence"]
 Part = Literal["encoder", "decoder", "cross"]
 Aggregation = Literal["head", "mean", "all"]
 Fusion = Literal["mean", "max", "min"]
@@ -129,6 +130,7 @@ class TextChoices:
     """First token of the part that the head view shows of a long text."""
     colour_map: ColourMapName = "viridis"
     shared_scale: bool = False
+    evidence: EvidenceChoices = field(default_factory=EvidenceChoices)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class ImageChoices:
     shared_scale: bool = True
     shared_thumbnails: bool = False
     colour_map: ColourMapName = "viridis"
+    evidence: EvidenceChoices = field(default_factory=EvidenceChoices)
 
 
 def active_heads(choices: TextChoices | ImageChoices, heads: int) -> tuple[int, ...]:
@@ -204,7 +207,8 @@ def choose(page: Literal["text", "image"], **changes: Any) -> None:
     """Change choices of one page.
 
     A new model or input keeps the layer and the heads (``clamped`` fits them) but drops what named a place in the
-    old input: the pinned token or patch, the zoom, the window. To agree to a link's model is no new model.
+    old input: the pinned token or patch, the zoom, the window. A new model also drops the classes that are explained.
+    To agree to a link's model is no new model.
     """
     selection = current()
     choices = getattr(selection, page)
@@ -212,8 +216,21 @@ def choose(page: Literal["text", "image"], **changes: Any) -> None:
     if "model" in changes:
         before["model"] = replace(choices.model, asked=changes["model"].asked)
     if any(name in changes and changes[name] != value for name, value in before.items()):
-        changes = {**_PLACES[page], **changes}
+        changes = {**_PLACES[page], "evidence": _carried_over(choices, changes), **changes}
     st.session_state[_RECORD_KEY] = replace(selection, **{page: replace(choices, **changes)})
+
+
+def _carried_over(choices: TextChoices | ImageChoices, changes: Mapping[str, Any]) -> EvidenceChoices:
+    """What stays of the Evidence view with a new input, or with a new model, whose classes are others."""
+    kept = replace(choices.evidence, position=None, token=None)
+    same = changes.get("model", choices.model).name == choices.model.name
+    return kept if same else replace(kept, target=None, rather=None, beside=None)
+
+
+def choose_evidence(page: Literal["text", "image"], **changes: Any) -> None:
+    """Change choices of a page's Evidence view."""
+    before = getattr(current(), page).evidence
+    choose(page, evidence=replace(before, **changes))
 
 
 def tell(*notes: str) -> None:
@@ -279,6 +296,8 @@ def to_query(selection: Selection, page: Page) -> dict[str, str]:
         params["sample"] = choices.input.name
     params |= _text_params(selection.text) if page == "text" else _image_params(selection.image)
     params |= {"view": choices.view, "layer": str(choices.layer)}
+    if choices.view == "evidence":
+        params |= evidence_params(choices.evidence, examples=_sample_ids(page))
     heads = "all" if choices.heads is None else ",".join(map(str, choices.heads)) or "none"
     return params | {"head": heads if choices.aggregation == "head" else choices.aggregation}
 
@@ -339,6 +358,10 @@ def _image_params(choices: ImageChoices) -> dict[str, str]:
     if choices.patch is not None:
         params["patch"] = f"{choices.patch[0]},{choices.patch[1]}"
     return params
+
+
+def _sample_ids(page: Page) -> tuple[str, ...]:
+    return tuple(sample.id for sample in (TEXT_SAMPLES if page == "text" else PICTURE_SAMPLES))
 
 
 def model_name_problem(name: str) -> str | None:
@@ -463,6 +486,14 @@ def _read_one_of(name: str, allowed: tuple[str, ...]) -> Any:
     return read
 
 
+def _read_evidence_as(name: str, page: Page) -> Any:
+    def read(choices: Any, value: str, _: Mapping[str, str]) -> Any:
+        evidence = read_evidence(choices.evidence, name, value, examples=_sample_ids(page))
+        return None if evidence is None else replace(choices, evidence=evidence)
+
+    return read
+
+
 def _number(value: str) -> int | None:
     return int(value) if _NUMBER.fullmatch(value) and value.isascii() else None
 
@@ -476,6 +507,7 @@ _TEXT_READERS: Mapping[str, Any] = {
     "token": _read_token,
     "view": _read_one_of("view", get_args(TextView)),
     "part": _read_one_of("part", get_args(Part)),
+    **{name: _read_evidence_as(name, "text") for name in EVIDENCE_PARAMETERS},
 }
 _IMAGE_READERS: Mapping[str, Any] = {
     **_SHARED_READERS,
@@ -483,6 +515,7 @@ _IMAGE_READERS: Mapping[str, Any] = {
     "side": _read_side,
     "patch": _read_patch,
     "view": _read_one_of("view", get_args(ImageView)),
+    **{name: _read_evidence_as(name, "image") for name in EVIDENCE_PARAMETERS},
 }
 
 

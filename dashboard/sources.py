@@ -8,13 +8,16 @@ they are recomputed from a trace (``dashboard.live``) or were computed when the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.figure_data import Floats, TokenLabel
 from dashboard.selection import Fusion, Part
+
+if TYPE_CHECKING:
+    from dashboard.cached import Traced
 
 LINE_TOKENS = 512
 """Most tokens a side that a head view draws at once; a longer text is shown in windows of this length."""
@@ -64,6 +67,10 @@ class TextSource(Protocol):
     @property
     def live(self) -> bool:
         """Whether the model is loaded, so that anything can be asked; the example holds only what it shows."""
+
+    @property
+    def traced(self) -> Traced | None:
+        """The forward pass behind it; None for the example."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -139,6 +146,10 @@ class ImageSource(Protocol):
     @property
     def live(self) -> bool:
         """Whether the model is loaded (see ``TextSource.live``)."""
+
+    @property
+    def traced(self) -> Traced | None:
+        """The forward pass behind it; None for the example."""
 
     @property
     def picture(self) -> NDArray[np.uint8]:

@@ -19,6 +19,8 @@ from typing import Any
 
 from analysis.export import document_text
 from analysis.figure_data import (
+    EvidenceMaps,
+    EvidenceWords,
     Figure,
     Floats,
     HeadView,
@@ -31,6 +33,7 @@ from analysis.figure_data import (
 from analysis.visible import caption_lines, source_line, visible_text
 from dashboard import figures
 from dashboard.components.mount import component_files
+from dashboard.evidence_payload import evidence_maps_payload, evidence_words_payload
 
 
 def figure_html(figure: Figure, provenance: Provenance, *, all_layers: Floats | None = None) -> bytes:
@@ -182,12 +185,22 @@ def _patch_map(view: PatchMaps, provenance: Provenance) -> bytes:
     return figures.patch_map_payload(view, has_cls=False, source=source)  # another source needs Python
 
 
+def _evidence_maps(view: EvidenceMaps, _: Provenance) -> bytes:
+    return evidence_maps_payload(view)
+
+
+def _evidence_words(view: EvidenceWords, _: Provenance) -> bytes:
+    return evidence_words_payload(view)
+
+
 _COMPONENTS: Mapping[type, tuple[str, Callable[[Any, Provenance], bytes]]] = {
     HeadView: ("head_view", _head_view),
     ModelView: ("model_view", _model_view),
     MatrixView: ("matrix_view", _matrix_view),
     TokenScores: ("token_strip", _token_strip),
     PatchMaps: ("patch_map", _patch_map),
+    EvidenceMaps: ("evidence_maps", _evidence_maps),
+    EvidenceWords: ("evidence_words", _evidence_words),
 }
 
 # Without setters a component knows that there is no Python to ask.

@@ -303,8 +303,20 @@ def closed_form(model: Any, data: Data) -> None:
     model.classifier.load_state_dict({"weight": weight, "bias": bias})
 
 
+@torch.no_grad()
+def centre(head: nn.Linear) -> None:
+    """Take from each class's weights what all classes have in common.
+
+    Probabilities stay as they are. A logit then says how much more the class is meant than the others: what is common
+    to all would otherwise drown what is not in every map of a logit's gradient.
+    """
+    head.weight -= head.weight.mean(0)
+    head.bias -= head.bias.mean()
+
+
 def finish(model: Any, data: Data, options: argparse.Namespace) -> None:
     """Calibrate, write the shipped files, and tell the scores on the test photographs."""
+    centre(model.classifier)
     shipped = rounded(model)
     logits, held_out, labels = predict(model, data.development, short_side=SHOWN_SIDE)
     temperature = calibrate(logits, labels)

@@ -26,7 +26,7 @@ PLACES = {
     "transformers": "analysis/hf/",
     "onnx": "analysis/conversion.py",
     "matplotlib": "analysis/drawing.py",
-    "captum": "analysis/gradients.py",
+    "captum": "analysis/evidence/gradients.py",
     "streamlit": "dashboard/",
     "plotly": "dashboard/charts.py",
     "bertviz": "dashboard/bertviz_view.py",

@@ -161,6 +161,17 @@ def test_batches_are_the_same_for_the_same_seed_and_keep_labels(with_scenes):
     assert len({int(label) for _, labels in runs[0] for label in labels}) == 4
 
 
+def test_a_centred_head_says_the_same_and_has_nothing_in_common():
+    head, features = nn.Linear(6, 4), torch.randn(9, 6)
+    with torch.no_grad():
+        head.weight += 5.0
+        before = head(features)
+    train_pictures.centre(head)
+    after = head(features)
+    assert_close(after.softmax(-1), before.softmax(-1), rtol=1e-4, atol=1e-6)
+    assert_close(after.sum(-1), torch.zeros(9), rtol=0, atol=1e-4)
+
+
 # Each script on a handful of examples.
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -53,6 +54,11 @@ class Method:
     claims: str
     cannot: str
     source: str
+
+    @property
+    def tells_progress(self) -> bool:
+        """Whether it takes so many passes that it says how far it is, and can be stopped."""
+        return "progress" in signature(self.function).parameters
 
 
 _ATTENTION_BLIND = "It is the same for every class, and high attention need not mean influence."
@@ -263,14 +269,14 @@ def explain(
         raise ValueError(f"explain: key must be one of {', '.join(METHODS)} but is {key!r}.")
     if method.uses_target and target is None:
         raise ValueError(f"explain: {method.title} explains a target; choose a class, a concept or a word.")
-    if method.cost == "passes" and progress is not None:
+    if method.tells_progress and progress is not None:
         options["progress"] = progress
     return method.function(run, target, **options) if method.uses_target else method.function(run, **options)
 
 
 def unchanging_reason(key: str, explanation: Explanation) -> str:
     """What to say in place of a map that would be empty; "" where there is something to see."""
-    if not bool(explanation.scores.abs().max() > 0) if len(explanation.scores) else True:
+    if not bool((explanation.scores != 0).any()):
         return "Every score is 0."
     if METHODS[key].signed and not explanation.has_positive:
         return "No positive evidence for this target."

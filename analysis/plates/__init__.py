@@ -10,7 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from analysis.drawing import Fonts, Sheet, find_fonts, saved, settings
-from analysis.figure_data import Figure, HeadView, MatrixView, ModelView, PatchMaps, Provenance, TokenScores
+from analysis.figure_data import (
+    EvidenceMaps,
+    EvidenceWords,
+    Figure,
+    HeadView,
+    MatrixView,
+    ModelView,
+    PatchMaps,
+    Provenance,
+    TokenScores,
+)
+from analysis.plates.evidence import draw_evidence_maps, draw_evidence_words
 from analysis.plates.frame import Words
 from analysis.plates.head_view import draw_head_view
 from analysis.plates.matrices import draw_matrix_view, draw_token_scores
@@ -51,7 +62,9 @@ def figure_title(figure: Figure, provenance: Provenance) -> str:
 def _all_text(figure: Figure, lines: Sequence[str]) -> str:
     """Every character that may be drawn."""
     labels = (visible_text(label.text) for label in tokens_of(figure))
-    titles = map(visible_text, figure.titles) if isinstance(figure, PatchMaps) else ()
+    titles: list[str] = [visible_text(title) for title in getattr(figure, "titles", ())]
+    if isinstance(figure, EvidenceMaps | EvidenceWords):
+        titles = [visible_text(f"{panel.method}{panel.target}{panel.empty}") for panel in figure.panels]
     return "".join([*labels, *titles, *lines, visible_text(getattr(figure, "unit", ""))])
 
 
@@ -70,4 +83,6 @@ _PLATES: Mapping[type, Callable[[Any, Words, Fonts], Sheet]] = {
     MatrixView: draw_matrix_view,
     TokenScores: draw_token_scores,
     PatchMaps: draw_patch_maps,
+    EvidenceMaps: draw_evidence_maps,
+    EvidenceWords: draw_evidence_words,
 }

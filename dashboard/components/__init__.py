@@ -1,5 +1,11 @@
 """Our own components: raw bytes in, checked choices out. One folder each with its script and styles."""
 
+from dashboard.components.evidence_views import (
+    checked_evidence,
+    evidence_maps,
+    evidence_state,
+    evidence_words,
+)
 from dashboard.components.map_views import (
     checked_matrix_view,
     checked_patch_map,
@@ -26,6 +32,8 @@ __all__ = [
     "matrix_view",
     "patch_map",
     "token_strip",
+    "evidence_maps",
+    "evidence_words",
     "page_link",
     "head_view_state",
     "checked_head_view",
@@ -35,6 +43,8 @@ __all__ = [
     "checked_matrix_view",
     "checked_patch_map",
     "checked_token_strip",
+    "evidence_state",
+    "checked_evidence",
     "component_files",
     "ComponentFiles",
 ]

@@ -1,8 +1,9 @@
 """How a component of this folder gets into a page: its source, and one call that mounts it with a blob.
 
-A component is a folder with ``index.js`` and ``style.css``; ``kit.js`` and ``kit.css``, which all of them use, are
-put before these. The result is one plain ES module and one style sheet, with nothing to build. The same two make the
-stand-alone page of an export, so nothing in them knows Streamlit beyond the setters that it is handed.
+A component is a folder with ``index.js`` and ``style.css``; ``kit.js`` and ``kit.css``, which all of them use, and
+what some of them share (``KITS``) are put before these. The result is one plain ES module and one style sheet, with
+nothing to build. The same two make the stand-alone page of an export, so nothing in them knows Streamlit beyond the
+setters that it is handed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from typing import Any, Literal
 from dashboard.figures import read_header, with_header
 
 COMPONENTS = Path(__file__).parent
+
+KITS: Mapping[str, tuple[str, ...]] = {
+    "evidence_maps": ("evidence_kit",),
+    "evidence_words": ("evidence_kit",),
+}
+"""What some components share besides the kit of all."""
 
 Callback = Callable[[], None]
 Height = int | Literal["content"]
@@ -34,9 +41,10 @@ class ComponentFiles:
 @functools.cache
 def component_files(name: str) -> ComponentFiles:
     """Source of the component in the folder ``name``, the shared kit included."""
+    kits = ("kit", *KITS.get(name, ()))
     return ComponentFiles(
-        script="\n".join(_source(path) for path in ("kit.js", f"{name}/index.js")),
-        style="\n".join(_source(path) for path in ("kit.css", f"{name}/style.css")),
+        script="\n".join(_source(path) for path in (*(f"{kit}.js" for kit in kits), f"{name}/index.js")),
+        style="\n".join(_source(path) for path in (*(f"{kit}.css" for kit in kits), f"{name}/style.css")),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from analysis.figure_data import Figure, Provenance
+from analysis.figure_data import EvidenceMaps, Figure, Provenance
 from analysis.visible import spread
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
@@ -16,7 +16,7 @@ from dashboard.export_menu import export_menu
 from dashboard.frame import Badge, notes, title_line, views, waiting_view
 from dashboard.live import image_source
 from dashboard.prediction_line import prediction_line
-from dashboard.provenance import layer_in_words, provenance
+from dashboard.provenance import evidence_provenance, layer_in_words, provenance
 from dashboard.selection import (
     ImageChoices,
     choose,
@@ -29,13 +29,13 @@ from dashboard.selection import (
 )
 from dashboard.sidebar import picture_bytes
 from dashboard.sources import ImageSource
-from dashboard.views import image_attention, image_model, image_rollout
+from dashboard.views import image_attention, image_evidence, image_model, image_rollout
 from dashboard.waiting import title_of
 
 if TYPE_CHECKING:
     from analysis.predictions import Prediction
 
-VIEW_WORDS = {"attention": "Attention", "model": "Model view", "rollout": "Rollout"}
+VIEW_WORDS = {"attention": "Attention", "model": "Model view", "rollout": "Rollout", "evidence": "Evidence"}
 LAST_GOOD = "image_last_good"
 
 
@@ -51,6 +51,7 @@ VIEWS: Mapping[str, View] = {
     "attention": View(image_attention.tools, image_attention.show),
     "model": View(image_model.tools, image_model.show),
     "rollout": View(image_rollout.tools, image_rollout.show),
+    "evidence": View(image_evidence.tools, image_evidence.show),
 }
 
 
@@ -89,7 +90,7 @@ def workspace() -> None:
         figure = view.show(shown.source, fitted)
         if figure is not None:
             with export_place:
-                record = _provenance(shown, fitted)
+                record = _provenance(shown, fitted, figure)
                 export_menu(
                     figure,
                     record,
@@ -166,7 +167,7 @@ def _title(shown: Shown, choices: ImageChoices) -> None:
         count = source.heads[choices.layer]
         heads = {"all": f"all {count} heads", "mean": f"mean of {count} heads"}
         facts.append(heads.get(choices.aggregation, f"head {focus_head(choices)}"))
-    else:
+    elif choices.view != "evidence":
         facts.append(f"{source.layers} layers × {spread(source.heads)} heads")
     title_line(facts, shown.badges)
 
@@ -175,7 +176,11 @@ def _view_picked() -> None:
     choose("image", view=st.session_state["image_view"])
 
 
-def _provenance(shown: Shown, choices: ImageChoices) -> Provenance:
+def _provenance(shown: Shown, choices: ImageChoices, figure: Figure) -> Provenance:
+    if isinstance(figure, EvidenceMaps):
+        return evidence_provenance(
+            figure, shown.model, shown.revision, shown.input, shown.notes, layers=shown.source.layers
+        )
     source = shown.source
     everything = choices.view != "attention"
     last = source.layers - 1 if choices.rollout_layer is None else choices.rollout_layer

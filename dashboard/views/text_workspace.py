@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from analysis.figure_data import Figure, Provenance
+from analysis.figure_data import EvidenceWords, Figure, Provenance
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
 from dashboard.export_menu import EveryLayer, export_menu
 from dashboard.frame import Badge, choice, notes, title_line, views, waiting_view
 from dashboard.live import merged_words, text_source
 from dashboard.prediction_line import prediction_line
-from dashboard.provenance import heads_fact, heads_in_words, layer_in_words, provenance
+from dashboard.provenance import evidence_provenance, heads_fact, heads_in_words, layer_in_words, provenance
 from dashboard.selection import (
     Part,
     TextChoices,
@@ -29,13 +29,27 @@ from dashboard.selection import (
     write_link,
 )
 from dashboard.sources import WORD_TOKENS, TextSource
-from dashboard.views import text_bertviz, text_details, text_head, text_matrix, text_model, text_rollout
+from dashboard.views import (
+    text_bertviz,
+    text_details,
+    text_evidence,
+    text_head,
+    text_matrix,
+    text_model,
+    text_rollout,
+)
 from dashboard.waiting import title_of
 
 if TYPE_CHECKING:
     from analysis.predictions import Prediction
 
-VIEW_WORDS = {"head": "Head view", "model": "Model view", "matrix": "Matrix", "rollout": "Rollout"}
+VIEW_WORDS = {
+    "head": "Head view",
+    "model": "Model view",
+    "matrix": "Matrix",
+    "rollout": "Rollout",
+    "evidence": "Evidence",
+}
 PART_WORDS: Mapping[Part, str] = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Cross-attention"}
 LAST_GOOD = "text_last_good"
 
@@ -57,6 +71,7 @@ VIEWS: Mapping[str, View] = {
     "model": View(text_model.tools, text_model.show),
     "matrix": View(text_matrix.tools, text_matrix.show),
     "rollout": View(text_rollout.tools, text_rollout.show),
+    "evidence": View(text_evidence.tools, text_evidence.show),
 }
 
 
@@ -89,13 +104,14 @@ def workspace() -> None:
         view = VIEWS[fitted.view]
         with st.container(horizontal=True, vertical_alignment="center", key="text_tools"):
             views(list(VIEW_WORDS), fitted.view, key="text_view", on_change=_view_picked, words=VIEW_WORDS)
-            _part_choice(shown.source, fitted)
+            if fitted.view != "evidence":
+                _part_choice(shown.source, fitted)
             view.tools(shown.source, fitted)
             export_place = st.container(key="text_export_place", width="content")
         figure = _with_details(shown.source, fitted) if view.details else view.show(shown.source, fitted)
         if figure is not None:
             with export_place:
-                record = _provenance(shown, fitted)
+                record = _provenance(shown, fitted, figure)
                 export_menu(
                     figure,
                     record,
@@ -210,9 +226,9 @@ def _title(shown: Shown, choices: TextChoices) -> None:
     elif choices.view == "matrix":
         mean = choices.aggregation == "mean"
         facts.append(f"mean of {info.heads} heads" if mean else f"head {focus_head(choices)}")
-    else:
+    elif choices.view != "evidence":
         facts.append(f"{info.layers} layers × {info.heads} heads")
-    if len(shown.source.parts) > 1:
+    if len(shown.source.parts) > 1 and choices.view != "evidence":
         facts.append(PART_WORDS[choices.part].lower())
     title_line(facts, shown.badges)
 
@@ -236,8 +252,11 @@ def _view_picked() -> None:
     choose("text", view=picked, **opens)
 
 
-def _provenance(shown: Shown, choices: TextChoices) -> Provenance:
+def _provenance(shown: Shown, choices: TextChoices, figure: Figure) -> Provenance:
     info = shown.source.part(choices.part)
+    text = choices.input.text if choices.input.pair is None else f"{choices.input.text}\n{choices.input.pair}"
+    if isinstance(figure, EvidenceWords):
+        return evidence_provenance(figure, shown.model, shown.revision, text, shown.notes, layers=info.layers)
     whole = choices.view in ("model", "rollout")
     last = info.layers - 1 if choices.rollout_layer is None else choices.rollout_layer
     layer = layer_in_words(None if whole else choices.layer, info.layers)
@@ -253,7 +272,6 @@ def _provenance(shown: Shown, choices: TextChoices) -> Provenance:
         layer = f"0 to {last} of 0–{info.layers - 1}"
         aggregation = f"{choices.fusion} of {info.heads} heads"
         method = "attention rollout (Abnar & Zuidema 2020)"
-    text = choices.input.text if choices.input.pair is None else f"{choices.input.text}\n{choices.input.pair}"
     return provenance(
         model=shown.model,
         revision=shown.revision,

@@ -28,7 +28,7 @@ from analysis.evidence.gradients import (
 )
 from analysis.evidence.passes import ForwardPass, forward_pass, input_embeddings
 from analysis.evidence.perturbation import leave_one_out
-from analysis.evidence.targets import Outputs, Target, class_logit, concept_similarity, token_log_probability
+from analysis.evidence.targets import Outputs, Target, class_logit, token_log_probability
 from analysis.figure_data import TokenLabel
 from analysis.inputs import Inputs, PatchGrid, encode_pair, encode_text
 from analysis.models import load_model
@@ -387,30 +387,22 @@ def test_an_ignored_token_scores_nothing(bert, method):
     assert float(found.scores.abs().max()) > 1e-4
 
 
-@pytest.mark.parametrize("method", ["integrated_gradients", "occlusion"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_planted_word_wins(tmp_path, method):
-    """One direction of the embedding decides, and only one word has it."""
-    model = loaded(
-        tmp_path, "BertForSequenceClassification", "BertConfig", word_piece(), **(LIVELY | {"num_labels": 2})
-    )
-    inputs = encode_text(model, "the day is great and we say hello")
-    ids = inputs.tensors["input_ids"][0].tolist()
-    groups = word_groups(inputs.tokens)
-    place = next(
-        g[0] for g in groups[3:-1] if len(g) == 1 and ids.count(ids[g[0]]) == 1
-    )  # a whole word, once
-    word = int(inputs.tensors["input_ids"][0, place])
-    embeddings = model.module.bert.embeddings.word_embeddings.weight
-    with torch.no_grad():  # before the model is shared with anything
-        embeddings.mul_(0.1)
-        embeddings[word] = torch.linspace(-3, 3, embeddings.shape[1])
-    run = forward_pass(model, inputs)
-    direction = run.outputs.embedding("mean")[0].detach()
-    without = leave_one_out(run, concept_similarity(direction, "planted", pooling="mean"))
-    target = concept_similarity(direction, "planted", pooling="mean")
-    found = METHODS[method](run, target)
-    assert int(found.positions[found.strongest(1)[0]]) == place
-    assert int(without.positions[without.strongest(1)[0]]) == place
+    """Attention carries nothing and the target reads one place: its word alone decides."""
+    model = loaded(tmp_path, "BertForSequenceClassification", "BertConfig", word_piece(), **LIVELY)
+    with torch.no_grad():
+        for layer in model.module.bert.encoder.layer:
+            layer.attention.output.dense.weight.zero_()
+            layer.attention.output.dense.bias.zero_()
+    run = forward_pass(model, encode_text(model, "naive owners say the day is great"))
+    words = [run.inputs.tokens[group[0]].text for group in word_groups(run.inputs.tokens)]
+    place = word_groups(run.inputs.tokens)[words.index("the")]
+    direction = torch.linspace(-1, 1, 32)
+    target = Target("planted", "planted", lambda o: o.hidden[:, place[0]] @ direction, ("planted",))
+    for found in (METHODS[method](run, target), leave_one_out(run, target)):
+        decisive = found.scores.abs() > 1e-5
+        assert found.positions[decisive].tolist() == list(place)
 
 
 def test_a_planted_patch_wins():

@@ -1,0 +1,230 @@
+// Evidence over a text: a row for each method and target, the words on their colours. A word that is pointed at or
+// marked is shown in every row. Words are buttons: the arrow keys walk, Enter or Space marks, Escape unmarks.
+
+const views = new WeakMap();
+
+class EvidenceWords {
+  constructor(parent) {
+    this.root = make("section", "view-root evidence-words", { parent, "aria-label": "Evidence" });
+    const toolbar = make("div", "view-toolbar", { parent: this.root, role: "toolbar", "aria-label": "Drawing" });
+    this.title = make("div", "view-title", { parent: toolbar });
+    const controls = make("div", "view-controls", { parent: toolbar });
+    this.signs = makeChoice(
+      controls,
+      "Evidence",
+      [
+        [false, "Signed", "Evidence for (red) and against (blue)"],
+        [true, "Positive only", "Evidence against is not drawn"],
+      ],
+      (positive) => this.change({ positive }),
+    );
+    this.rows = make("div", "evidence-rows", { parent: this.root });
+    const foot = make("div", "evidence-foot", { parent: this.root });
+    this.bars = makeSignBars(foot);
+    this.note = make("div", "view-note", { parent: foot });
+    this.tooltip = makeTooltip(this.root);
+    this.sending = makeDelayed(120);
+    this.listen();
+  }
+
+  update({ header, arrays }) {
+    const first = !this.header;
+    const changedInput = !first && this.header.input !== header.input;
+    this.header = header;
+    this.luts = { true: arrays.signed, false: arrays.unsigned };
+    this.scores = arrays.scores;
+    const { marked, ...settings } = header.state;
+    if (first || changedInput) {
+      this.shared = { marked: makeShared(marked), settings: makeShared(settings) };
+      this.marked = marked;
+      this.settings = { ...settings };
+    } else {
+      if (this.shared.marked.isNews(marked)) this.marked = marked;
+      if (this.shared.settings.isNews(settings)) this.settings = { ...settings };
+    }
+    this.pointed = null;
+    this.tooltip.hide();
+    this.build();
+    this.paint();
+  }
+
+  end() {
+    this.sending.cancel();
+    this.root.remove();
+  }
+
+  build() {
+    const { header } = this;
+    this.title.textContent = header.title;
+    this.lines = [];
+    const several = header.cards.some((card) => card.panels.length > 1);
+    const rows = header.cards.flatMap((card) => card.panels.map((panel, order) => this.makeRow(card, panel, order, several)));
+    this.rows.replaceChildren(...rows);
+    this.note.textContent = `${header.tokens.length} ${header.unit} · colours end at the largest |score| of each method`;
+    if (header.direction === "rtl") this.note.textContent += " · right to left";
+  }
+
+  makeRow(card, panel, order, several) {
+    const element = make("div", "evidence-row");
+    element.classList.toggle("is-second", order > 0);
+    const names = make("div", "evidence-names", { parent: element });
+    if (order === 0) {
+      const head = make("div", "evidence-head", { parent: names });
+      make("span", "evidence-method", { parent: head, text: card.method, title: card.method });
+    }
+    const target = make("div", "evidence-target", { parent: names });
+    if (several) {
+      const name = panel.target ? `for ${panel.target}` : "the same for every class";
+      make("span", "", { parent: target, text: name, title: name });
+    }
+    const value = make("span", "evidence-value", { parent: target, title: "Where the colours end: the largest |score|" });
+    const text = make("div", "evidence-text", { parent: element, role: "group", "aria-label": card.method });
+    text.dir = this.header.direction;
+    const words = this.header.tokens.map((token, index) => {
+      const button = make("button", "evidence-word", { parent: text, text: labelText(token), type: "button" });
+      button.dataset.index = String(index);
+      button.dir = "auto";
+      button.classList.toggle("continues", Boolean(token.continues));
+      button.classList.toggle("is-continued", Boolean(this.header.tokens[index + 1]?.continues));
+      button.tabIndex = index === 0 && this.lines.length === 0 ? 0 : -1;
+      return button;
+    });
+    const said = make("div", "evidence-said", { parent: element });
+    fillFacts(make("div", "evidence-facts", { parent: said }), panel);
+    if (order === card.panels.length - 1) fillClaims(make("div", "evidence-claims", { parent: said }), panel);
+    text.dataset.line = String(this.lines.length);
+    this.lines.push({ panel, words, value });
+    return element;
+  }
+
+  paint() {
+    const { positive } = this.settings;
+    const ground = groundOf(this.root);
+    for (const { panel, words } of this.lines) {
+      const lut = this.luts[panel.signed];
+      words.forEach((button, index) => {
+        const level = 4 * shareLevel(shareOf(this.valueAt(panel, index), panel, positive), panel.signed);
+        const [red, green, blue, opacity] = lut.subarray(level, level + 4);
+        button.style.background = `rgb(${red} ${green} ${blue} / ${opacity / 255})`;
+        const mixed = [red, green, blue].map((part, at) => ground[at] + ((part - ground[at]) * opacity) / 255);
+        button.style.color = inkOn(mixed, 0);
+        const told = [labelText(this.header.tokens[index]), panel.method, ...scoreLines(this.valueAt(panel, index), panel)];
+        button.setAttribute("aria-label", told.join(", "));
+      });
+    }
+    this.signs.update(positive);
+    this.signs.element.hidden = !this.lines.some(({ panel }) => panel.signed);
+    this.bars.update({ panels: this.lines.map(({ panel }) => panel), positive, luts: this.luts });
+    this.drawMarks();
+  }
+
+  drawMarks() {
+    const shown = this.pointed ?? this.marked;
+    for (const { panel, words, value } of this.lines) {
+      words.forEach((button, index) => {
+        button.classList.toggle("is-marked", index === this.marked);
+        button.classList.toggle("is-pointed", index === this.pointed);
+        button.setAttribute("aria-pressed", String(index === this.marked));
+      });
+      value.textContent = shown === null ? limitText(panel) : shortText(this.valueAt(panel, shown));
+      value.classList.toggle("is-live", shown !== null);
+    }
+  }
+
+  valueAt(panel, index) {
+    return this.scores[panel.index * this.header.tokens.length + index];
+  }
+
+  // Acting ------------------------------------------------------------------------------------------------------
+
+  change(settings) {
+    Object.assign(this.settings, settings);
+    this.shared.settings.tell(this.settings);
+    this.paint();
+    this.setState("view", { ...this.settings, input: this.header.input });
+  }
+
+  /** Marks a word in all rows; null unmarks. */
+  choose(index) {
+    this.marked = index;
+    this.shared.marked.tell(index);
+    this.drawMarks();
+    this.sending.request(() => this.setState("word", { at: index, input: this.header.input }));
+  }
+
+  hint(button, x, y) {
+    const index = Number(button.dataset.index);
+    const { panel } = this.lines[Number(button.parentElement.dataset.line)];
+    this.pointed = index;
+    this.drawMarks();
+    const [value, ...rest] = scoreLines(this.valueAt(panel, index), panel);
+    const token = this.header.tokens[index];
+    this.tooltip.show([value, `“${token.text}”`, ...rest, ...tokenRemarks(token)], x, y);
+  }
+
+  leave() {
+    this.pointed = null;
+    this.tooltip.hide();
+    this.drawMarks();
+  }
+
+  listen() {
+    const wordOf = (event) => event.target.closest?.(".evidence-word");
+    this.rows.addEventListener("pointermove", (event) => {
+      const word = wordOf(event);
+      if (word) this.hint(word, event.clientX, event.clientY);
+      else if (this.pointed !== null) this.leave();
+    });
+    this.rows.addEventListener("pointerleave", () => this.leave());
+    this.rows.addEventListener("focusin", (event) => {
+      const word = wordOf(event);
+      if (!word?.matches(":focus-visible")) return;
+      const box = word.getBoundingClientRect();
+      this.hint(word, box.left, box.bottom - 8);
+    });
+    this.rows.addEventListener("focusout", () => this.leave());
+    this.rows.addEventListener("click", (event) => {
+      const word = wordOf(event);
+      if (!word) return;
+      const index = Number(word.dataset.index);
+      this.choose(index === this.marked ? null : index);
+    });
+    this.rows.addEventListener("keydown", (event) => this.onKey(event, wordOf(event)));
+  }
+
+  onKey(event, word) {
+    if (!word || event.ctrlKey || event.metaKey || event.altKey) return;
+    const forward = this.header.direction === "rtl" ? -1 : 1;
+    const steps = { ArrowRight: [0, forward], ArrowLeft: [0, -forward], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
+    if (event.key === "Escape") {
+      this.choose(null);
+      this.leave();
+    } else if (event.key in steps) {
+      const [down, along] = steps[event.key];
+      const line = clamp(Number(word.parentElement.dataset.line) + down, 0, this.lines.length - 1);
+      const index = clamp(Number(word.dataset.index) + along, 0, this.header.tokens.length - 1);
+      word.tabIndex = -1;
+      const next = this.lines[line].words[index];
+      next.tabIndex = 0;
+      next.focus();
+    } else {
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}
+
+/** Red, green and blue of the ground below the words. */
+function groundOf(root) {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const context = canvas.getContext("2d");
+  context.fillStyle = getComputedStyle(root).backgroundColor;
+  context.fillRect(0, 0, 1, 1);
+  return [...context.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
+}
+
+export default function (component) {
+  return mountView(views, EvidenceWords, component);
+}

@@ -1,0 +1,124 @@
+"""Explanations that take many passes run behind the page, one at a time, with progress, and can be stopped.
+
+A page asks ``Jobs`` for a job by the key of what it wants, shows how far it is, and reads its answer when it has
+ended. Two sessions that want the same share one job. To stop one, its progress callback raises ``Stopped``, which
+comes out of the method; methods leave the model as it was, whatever they raise. The jobs know nothing of models.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Progress = Callable[[float], None]
+
+KEPT_JOBS = 96
+"""Ended jobs whose answers are kept."""
+
+_log = logging.getLogger(__name__)
+
+
+class Stopped(Exception):
+    """A job was asked to stop."""
+
+
+@dataclass
+class Job:
+    """One computation; written by its thread, read by pages.
+
+    Attributes:
+        done: share that is done, 0 to 1.
+        state: ``waiting`` for its turn, ``running``, then ``ready``, ``stopped`` or ``failed``.
+        answer: of a ready job; ``error``: of a failed one.
+    """
+
+    key: Hashable
+    done: float = 0.0
+    state: Literal["waiting", "running", "ready", "stopped", "failed"] = "waiting"
+    answer: Any = None
+    error: Exception | None = None
+    started: float = field(default_factory=time.monotonic)
+    _asked: threading.Event = field(default_factory=threading.Event)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def active(self) -> bool:
+        """Whether it has not ended."""
+        return not self._ended.is_set()
+
+    def stop(self) -> None:
+        """Ask it to stop; it does at the next report of its progress."""
+        self._asked.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end, at most this long; whether it has ended."""
+        return self._ended.wait(seconds)
+
+    def report(self, done: float) -> None:
+        """Take over what the method says of itself.
+
+        Raises:
+            Stopped: if somebody has asked for it.
+        """
+        if self._asked.is_set():
+            raise Stopped
+        self.done = min(max(done, 0.0), 1.0)
+
+
+class Jobs:
+    """All explanations of this server that take many passes."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Hashable, Job] = {}
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+
+    def request(self, key: Hashable, work: Callable[[Progress], Any]) -> Job:
+        """The job of this key, started now if nobody has asked before.
+
+        Args:
+            work: (progress) → answer; runs on a thread of its own.
+        """
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is None:
+                job = self._jobs[key] = Job(key)
+                threading.Thread(target=self._run, args=(job, work), name="evidence", daemon=True).start()
+                self._drop_old()
+        return job
+
+    def find(self, key: Hashable) -> Job | None:
+        """The job of this key, if somebody has asked for it."""
+        with self._lock:
+            return self._jobs.get(key)
+
+    def forget(self, key: Hashable) -> None:
+        """Drop an ended job, so that the next request runs again: after a stop or a failure."""
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is not None and not job.active:
+                del self._jobs[key]
+
+    def _drop_old(self) -> None:
+        ended = [key for key, job in self._jobs.items() if not job.active]
+        for key in ended[: max(len(ended) - KEPT_JOBS, 0)]:
+            del self._jobs[key]
+
+    def _run(self, job: Job, work: Callable[[Progress], Any]) -> None:
+        try:
+            with self._turn:
+                job.report(0.0)
+                job.state = "running"
+                job.answer = work(job.report)
+            job.done, job.state = 1.0, "ready"
+        except Stopped:
+            job.state = "stopped"
+        except Exception as error:  # noqa: BLE001 - kept in the job; the page that asked tells it
+            _log.warning("evidence %s failed: %s", job.key, error)
+            job.error, job.state = error, "failed"
+        finally:
+            job._ended.set()

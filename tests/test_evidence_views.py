@@ -1,0 +1,667 @@
+"""The Evidence views: records, payloads, links, jobs, exports, and both pages run by AppTest on the real models."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from streamlit.testing.v1 import AppTest
+
+import tests.input_helpers as tiny
+from analysis.catalogue import BUNDLED, is_installed
+from analysis.export import export_figure, figure_document, read_provenance
+from analysis.figure_data import EvidenceMaps, EvidencePanel, EvidenceWords, TokenLabel
+from analysis.samples import PICTURE_SAMPLES
+from analysis.trained import find_offered, is_ready
+from analysis.visible import caption_lines
+from analysis.visible_evidence import (
+    correlation,
+    drawn_scores,
+    evidence_colours,
+    evidence_limit,
+    score_colours,
+)
+from dashboard import cached, evidence_cache, figures
+from dashboard.charts import strongest_words_chart
+from dashboard.components import checked_evidence, component_files
+from dashboard.evidence_choices import (
+    EVIDENCE_PARAMETERS,
+    EvidenceChoices,
+    clamped_evidence,
+    evidence_params,
+    read_evidence,
+)
+from dashboard.evidence_jobs import Jobs, Stopped
+from dashboard.evidence_payload import evidence_maps_payload, evidence_words_payload
+from dashboard.model_root import VARIABLE
+from dashboard.provenance import evidence_provenance
+from dashboard.selection import choose, current, default_selection, from_query, to_query
+from dashboard.standalone import figure_html
+from tests.sample_figures import labels, provenance
+from tests.test_app import component, settled, shown
+
+ROOT = Path(__file__).resolve().parent.parent
+APP = ROOT / "dashboard" / "app.py"
+SIGNED = EvidencePanel("CDAM", "elephant", True, 2.0, "Says this.", "Not that.", ("Left out: 5.0%.",))
+PLAIN = EvidencePanel("Rollout", "", False, 0.5)
+
+classifier = pytest.mark.skipif(
+    not all(is_installed(model) for model in BUNDLED) or not is_ready(find_offered("picture-classifier")),
+    reason="models are not installed; run make bundled",
+)
+
+
+def maps(**changes: Any) -> EvidenceMaps:
+    picture = np.random.default_rng(0).integers(0, 256, size=(30, 40, 3), dtype=np.uint8)
+    scores = np.array([[[2.0, -1.0], [0.0, 0.5]], [[0.1, 0.5], [0.0, 0.2]]], dtype=np.float32)
+    entries: dict[str, Any] = {"picture": picture, "maps": scores, "panels": (SIGNED, PLAIN)}
+    return EvidenceMaps(**{**entries, "title": "Evidence for <b>elephant</b>", **changes})
+
+
+def words(**changes: Any) -> EvidenceWords:
+    tokens = labels()
+    scores = np.random.default_rng(1).normal(size=(2, len(tokens))).astype(np.float32)
+    scores[1] = np.abs(scores[1])
+    panels = tuple(
+        replace(panel, limit=evidence_limit([row]))
+        for panel, row in zip((SIGNED, PLAIN), scores, strict=True)
+    )
+    return EvidenceWords(**{"scores": scores, "tokens": tokens, "panels": panels, **changes})
+
+
+# Colours and numbers -----------------------------------------------------------------------------------------------
+
+
+def test_signed_colours_are_clear_at_0_and_mirror_each_other():
+    table = evidence_colours(True)
+    assert table[127:129, 3].max() <= 3, "clear in the middle"
+    assert np.array_equal(table[::-1, 3], table[:, 3])
+    assert table[0, 2] > table[0, 0], "against is blue"
+    assert table[-1, 0] > table[-1, 2], "for is red"
+    assert (np.diff(table[128:, 3].astype(int)) >= 0).all()
+    plain = evidence_colours(False)
+    assert plain[0, 3] == 0
+    assert plain[-1, 3] == 255
+
+
+def test_evidence_against_is_left_out_where_only_the_positive_is_drawn():
+    scores = np.array([-4.0, -1.0, 0.0, 1.0, 4.0])
+    assert drawn_scores(scores, SIGNED, positive=False).tolist() == [-1.0, -0.5, 0.0, 0.5, 1.0]
+    assert drawn_scores(scores, SIGNED, positive=True).tolist() == [0.0, 0.0, 0.0, 0.5, 1.0]
+    clear = score_colours(drawn_scores(np.array([-2.0]), SIGNED, positive=True), SIGNED)
+    assert clear[0, 3] < 0.02
+
+
+def test_a_scale_has_an_extent_even_where_all_scores_are_0():
+    assert evidence_limit([np.zeros(4, np.float32)]) == 1.0
+    assert evidence_limit([np.array([0.5, -3.0]), np.array([1.0])]) == 3.0
+
+
+@given(
+    st.lists(st.integers(-100, 100), min_size=3, max_size=30).filter(lambda values: len(set(values)) > 1),
+    st.floats(0.1, 10),
+    st.floats(-5, 5),
+)
+def test_correlation_is_that_of_numpy_and_does_not_see_scale_or_offset(values, scale, offset):
+    first = np.array(values, dtype=np.float64)
+    second = np.random.default_rng(len(values)).normal(size=len(values))
+    found = correlation(first, second)
+    assert found == pytest.approx(np.corrcoef(first, second)[0, 1], abs=1e-9)
+    assert correlation(first, scale * first + offset) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_constant_map_has_no_correlation():
+    assert correlation(np.ones(5, np.float32), np.arange(5.0)) is None
+    assert correlation(np.arange(5.0), np.zeros(5)) is None
+
+
+# Payloads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_payload_holds_raw_scores_and_a_card_a_method():
+    second = replace(SIGNED, target="dalmatian")
+    view = maps(
+        maps=np.concatenate([maps().maps[:1], -maps().maps[:1], maps().maps[1:]]),
+        panels=(SIGNED, second, PLAIN),
+    )
+    header, arrays = figures.unpack(evidence_maps_payload(view))
+    assert [len(card["panels"]) for card in header["cards"]] == [2, 1]
+    assert [panel["index"] for card in header["cards"] for panel in card["panels"]] == [0, 1, 2]
+    assert header["cards"][0]["panels"][1]["target"] == "dalmatian"
+    np.testing.assert_array_equal(arrays["scores"], view.maps)
+    assert arrays["signed"].shape == (256, 4)
+
+
+def test_a_payload_refuses_panels_that_do_not_belong_to_the_scores():
+    with pytest.raises(ValueError, match=r"evidence_maps_payload: maps must be \(panels, rows, columns\)"):
+        evidence_maps_payload(maps(panels=(SIGNED,)))
+    with pytest.raises(ValueError, match="evidence_maps_payload: picture must be"):
+        evidence_maps_payload(maps(picture=np.zeros((3, 3), np.uint8)))
+    with pytest.raises(ValueError, match="evidence_words_payload: scores must be"):
+        evidence_words_payload(words(panels=(SIGNED,)))
+
+
+def test_only_what_fits_the_blob_is_believed_of_a_browser():
+    header, _ = figures.read_header(evidence_maps_payload(maps()))
+    told = {
+        "patch": {"at": [1, 1], "input": header["input"]},
+        "view": {"positive": True, "opacity": 7, "x": 1},
+    }
+    assert checked_evidence(told, header) == {"marked": [1, 1], "positive": True, "opacity": 1.0}
+    for at in ([2, 0], [0], "no", [True, 0], {"a": 1}):
+        assert checked_evidence({"patch": {"at": at, "input": header["input"]}}, header) == {}
+    assert checked_evidence({"patch": {"at": [0, 0], "input": "other"}}, header) == {}
+    assert checked_evidence({"patch": {"at": None, "input": header["input"]}}, header) == {"marked": None}
+    header, _ = figures.read_header(evidence_words_payload(words()))
+    assert checked_evidence({"word": {"at": 3, "input": header["input"]}}, header) == {"marked": 3}
+    assert checked_evidence({"word": {"at": 99, "input": header["input"]}}, header) == {}
+    assert checked_evidence(None, header) == {}
+
+
+def test_components_share_a_kit():
+    for name in ("evidence_maps", "evidence_words"):
+        files = component_files(name)
+        assert files.script.count("function shareOf") == 1
+        assert ".evidence-warning" in files.style
+    assert "shareOf" not in component_files("patch_map").script
+
+
+# Files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [maps, words])
+@pytest.mark.parametrize("format", ["png", "svg", "pdf", "csv", "npz", "json"])
+def test_every_file_holds_the_record(make: Any, format: Any):
+    record = make(positive=True)
+    data = export_figure(record, provenance(), format)
+    document = read_provenance(data, format)
+    assert document["kind"] in ("evidence_maps", "evidence_words")
+    assert document["choices"]["positive"] is True
+    assert document["choices"]["panels"][0]["method"] == "CDAM"
+    assert document["choices"]["panels"][0]["target"] == "elephant"
+
+
+def test_data_files_hold_raw_scores():
+    view = maps(positive=True)
+    lines = [
+        line for line in export_figure(view, provenance(), "csv").decode().splitlines() if line[0] != "#"
+    ]
+    assert lines[0] == "panel,method,target,patch_row,patch_column,score"
+    assert lines[2] == '0,"CDAM","elephant",0,1,-1.0', "what is not drawn is still there"
+    with np.load(io.BytesIO(export_figure(words(), provenance(), "npz"))) as arrays:
+        np.testing.assert_array_equal(arrays["scores"], words().scores)
+        assert arrays["methods"].tolist() == ["CDAM", "Rollout"]
+
+
+def test_a_page_of_its_own_holds_the_board():
+    for record in (maps(), words()):
+        page = figure_html(record, provenance())
+        assert b"attnscope-payload" in page
+        assert b"<b>elephant</b>" not in page
+
+
+def test_a_picture_follows_the_switch_and_the_mark():
+    whole = export_figure(maps(), provenance(), "png")
+    assert whole != export_figure(maps(positive=True), provenance(), "png")
+    assert whole != export_figure(maps(marked=(0, 0)), provenance(), "png")
+    assert "evidence against it is not drawn" in " ".join(caption_lines(maps(positive=True), provenance()))
+    assert figure_document(maps(), provenance())["shown"].startswith("2 × 2 patches")
+
+
+def test_the_record_of_a_board_names_methods_targets_and_what_was_measured():
+    empty = replace(SIGNED, empty="No positive evidence for this target.")
+    record = evidence_provenance(maps(panels=(empty, PLAIN)), "model", "1", "cat", ("note",), layers=12)
+    assert record.method == "CDAM, Rollout"
+    assert record.settings["target"] == "elephant"
+    assert "CDAM for elephant: No positive evidence for this target." in record.notes
+
+
+def test_the_chart_names_the_strongest_words_of_each_method_with_their_sign():
+    view = words()
+    for index, scores in enumerate(view.scores):
+        chart = strongest_words_chart(view, index, count=3)
+        order = np.argsort(-np.abs(scores), kind="stable")[:3][::-1]
+        np.testing.assert_allclose(chart.data[0].x, scores[order], rtol=1e-6)
+    positive = strongest_words_chart(replace(view, positive=True), 0)
+    assert min(positive.data[0].x) >= 0
+
+
+# Choices and links -------------------------------------------------------------------------------------------------
+
+indices = st.one_of(st.none(), st.integers(0, 999))
+
+
+@given(
+    target=indices,
+    rather=indices,
+    beside=indices,
+    methods=st.one_of(st.none(), st.lists(st.sampled_from(["cdam", "gradcam", "saliency"]), unique=True)),
+    positive=st.booleans(),
+    words_summed=st.booleans(),
+    page=st.sampled_from(["text", "image"]),
+)
+def test_a_link_restores_the_view(target, rather, beside, methods, positive, words_summed, page):
+    evidence = EvidenceChoices(
+        target, rather, beside, None if methods is None else tuple(methods), positive, words=words_summed
+    )
+    selection = default_selection()
+    choices = replace(getattr(selection, page), view="evidence", evidence=evidence)
+    params = to_query(replace(selection, **{page: choices}), page)
+    opened = from_query(params, default_selection(), page)
+    assert getattr(opened, page).evidence == evidence
+    assert opened.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("class", "-1"),
+        ("class", "1e3"),
+        ("class", "٣"),
+        ("methods", "cdam,<script>"),
+        ("methods", ",".join(["a"] * 99)),
+        ("sign", "both"),
+        ("of", "letters"),
+        ("like", "../../etc/passwd"),
+        ("like", "nobody"),
+        ("other", "1"),
+    ],
+)
+def test_a_link_says_nothing_that_is_not_understood(name, value):
+    assert read_evidence(EvidenceChoices(), name, value, examples=("cat",)) is None
+    assert set(evidence_params(EvidenceChoices(1, 2, 3, ("cdam",), True, words=False))) <= set(
+        EVIDENCE_PARAMETERS
+    )
+
+
+def test_only_samples_go_into_a_link():
+    choices = EvidenceChoices(examples=("cat", "0a1b2c"))
+    assert evidence_params(choices, examples=("cat",)) == {"like": "cat"}
+    assert read_evidence(EvidenceChoices(), "like", "cat", examples=("cat",)) == EvidenceChoices(
+        examples=("cat",)
+    )
+
+
+def test_classes_and_methods_that_a_model_does_not_have_are_dropped():
+    asked = EvidenceChoices(7, 2, 9, ("gradcam", "cdam", "magic"))
+    found = clamped_evidence(asked, classes=8, methods={"cdam": 1, "gradcam": 1})
+    assert (found.target, found.rather, found.beside) == (7, 2, None)
+    assert found.methods == ("cdam", "gradcam"), "in the order of the methods"
+    assert clamped_evidence(EvidenceChoices(3, 3, 3), classes=8, methods={}) == EvidenceChoices(3)
+    assert clamped_evidence(asked, classes=0, methods={}).target is None
+
+
+def test_another_picture_keeps_the_class_and_another_model_drops_it():
+    import streamlit
+
+    streamlit.session_state.pop("selection", None)
+    choose("image", evidence=EvidenceChoices(5, methods=("cdam",)))
+    choose("image", input=replace(current().image.input, name=PICTURE_SAMPLES[1].id))
+    assert current().image.evidence.target == 5
+    choose("image", model=replace(current().image.model, name="picture-classifier"))
+    assert current().image.evidence == EvidenceChoices(methods=("cdam",))
+    streamlit.session_state.pop("selection", None)
+
+
+# Jobs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_runs_once_and_keeps_its_answer():
+    jobs, calls = Jobs(), []
+    job = jobs.request("a", lambda progress: (progress(0.5), calls.append(1), "answer")[-1])
+    assert job.wait(10)
+    assert (job.state, job.answer, job.done) == ("ready", "answer", 1.0)
+    assert jobs.request("a", lambda progress: calls.append(2)) is job
+    assert calls == [1]
+
+
+def test_a_job_stops_at_its_next_report_and_can_be_run_again():
+    jobs, started, going = Jobs(), threading.Event(), threading.Event()
+    seen = []
+
+    def work(progress: Any) -> None:
+        progress(0.25)
+        started.set()
+        going.wait(10)
+        try:
+            progress(0.5)
+        except Stopped:
+            seen.append("stopped")
+            raise
+        seen.append("never")
+
+    job = jobs.request("a", work)
+    assert started.wait(10)
+    assert (job.state, job.done, job.active) == ("running", 0.25, True)
+    jobs.forget("a")
+    assert jobs.find("a") is job, "a running job is not forgotten"
+    waiting = jobs.request("b", lambda progress: "never")
+    assert waiting.state == "waiting", "one at a time"
+    waiting.stop()
+    job.stop()
+    going.set()
+    assert job.wait(10)
+    assert waiting.wait(10)
+    assert (job.state, waiting.state, seen) == ("stopped", "stopped", ["stopped"])
+    jobs.forget("a")
+    again = jobs.request("a", lambda progress: "answer")
+    assert again.wait(10)
+    assert again.state == "ready"
+
+
+def test_a_job_that_fails_keeps_its_error():
+    def work(progress: Any) -> None:
+        raise ValueError("occlusion: window must be smaller.")
+
+    job = Jobs().request("a", work)
+    assert job.wait(10)
+    assert job.state == "failed"
+    assert isinstance(job.error, ValueError)
+
+
+# Pages -------------------------------------------------------------------------------------------------------------
+
+
+def image_opened(**params: str) -> AppTest:
+    """The Image page by a link, with its model loaded."""
+    at = AppTest.from_file(APP, default_timeout=180)
+    at.switch_page("views/image.py")
+    for name, value in {"v": "1", "view": "evidence", **params}.items():
+        at.query_params[name] = value
+    at.run()
+    return finished(settled(at))
+
+
+def finished(at: AppTest) -> AppTest:
+    """Run again when the methods of many passes have ended."""
+    for job in list(evidence_cache.jobs()._jobs.values()):
+        assert job.wait(240)
+    at.run()
+    assert not at.exception
+    return at
+
+
+@classifier
+def test_the_picture_classifier_shows_signed_evidence_for_its_top_class():
+    at = image_opened(model="picture-classifier", sample="elephantdog")
+    header, arrays = component(at, "evidence_maps")
+    assert [card["method"] for card in header["cards"]] == [
+        "CDAM",
+        "GradCAM",
+        "Relevance",
+        "Attention rollout",
+    ]
+    assert header["title"].startswith("Evidence for elephant (logit ")
+    first = header["cards"][0]["panels"][0]
+    assert first["limit"] == pytest.approx(float(np.abs(arrays["scores"][0]).max()))
+    assert np.isfinite(arrays["scores"]).all()
+    assert "lies on CLS" in first["facts"][0]
+    assert header["cards"][3]["panels"][0]["target"] == "", "rollout knows no class"
+
+    at.selectbox(key="image_evidence_beside").set_value(
+        cached.shared_model("picture-classifier", None).model.labels.index("dalmatian")
+    ).run()
+    assert not at.exception
+    two, both = component(at, "evidence_maps")
+    assert [len(card["panels"]) for card in two["cards"]] == [2, 2, 2, 1]
+    assert two["cards"][0]["panels"][0]["limit"] == two["cards"][0]["panels"][1]["limit"], "one scale"
+    assert "Correlation with the map above" in two["cards"][0]["panels"][1]["facts"][0]
+    np.testing.assert_array_equal(both["scores"][0], arrays["scores"][0])
+    assert "27" in at.query_params["beside"]
+
+
+@classifier
+def test_another_class_runs_no_forward_pass_and_no_method_without_a_target(monkeypatch):
+    import analysis.evidence.methods as methods
+    import analysis.evidence.passes as core
+
+    at = image_opened(model="picture-classifier", sample="helicopter")
+    asked: list[str] = []
+    plain = methods.explain
+    monkeypatch.setattr(core, "forward_pass", lambda *_: pytest.fail("the forward pass was run again"))
+    monkeypatch.setattr(
+        methods, "explain", lambda key, *rest, **more: (asked.append(key), plain(key, *rest, **more))[1]
+    )
+    at.selectbox(key="image_evidence_target").set_value(3).run()
+    assert not at.exception
+    assert asked == ["cdam", "gradcam", "relevance"]
+    asked.clear()
+    at.run()
+    assert asked == []
+
+
+@classifier
+def test_methods_of_many_passes_run_behind_the_page():
+    at = image_opened(
+        model="picture-classifier", sample="cat", side="56", methods="cdam,integrated_gradients"
+    )
+    header, arrays = component(at, "evidence_maps")
+    assert [card["method"] for card in header["cards"]] == ["CDAM", "Integrated Gradients"]
+    assert any("Convergence error" in fact for fact in header["cards"][1]["panels"][0]["facts"])
+    assert np.abs(arrays["scores"][1]).max() > 0
+
+
+@classifier
+def test_a_model_without_a_head_says_why_and_explains_a_likeness():
+    at = image_opened(sample="cat", like="coffee")
+    header, _ = component(at, "evidence_maps")
+    assert "The model has no classification head." in shown(at)
+    assert "likeness to “Coffee cup” (cosine" in header["title"]
+    at.multiselect(key="image_evidence_examples").set_value(["coffee", "temple"]).run()
+    header, _ = component(at, "evidence_maps")
+    assert "the concept of 2 examples" in header["title"]
+
+
+@classifier
+def test_before_the_model_is_there_the_view_says_when_it_comes():
+    at = AppTest.from_file(APP, default_timeout=180)
+    at.query_params["view"] = "evidence"
+    for job in cached.loader().jobs():
+        job.wait(240)
+    cached.loader()._jobs.clear()
+    at.run()
+    assert not at.exception
+    assert "The evidence appears as soon as the model is ready." in shown(at)
+
+
+@classifier
+def test_a_text_model_without_self_attention_is_explained_by_methods_that_suit_it():
+    at = AppTest.from_file(APP, default_timeout=180)
+    for name, value in {"v": "1", "view": "evidence", "model": "recurrent-sentiment"}.items():
+        at.query_params[name] = value
+    at.run()
+    at = finished(settled(at))
+    header, arrays = component(at, "evidence_words")
+    assert [card["method"] for card in header["cards"]] == [
+        "Attention",
+        "Integrated Gradients",
+        "Leave one out",
+    ]
+    assert len(header["tokens"]) == arrays["scores"].shape[1]
+    assert at.get("plotly_chart")
+    at.session_state["text_evidence_words"] = {
+        "view": {"positive": True},
+        "word": {"at": 2, "input": header["input"]},
+    }
+    at.session_state["selection"] = replace(
+        at.session_state["selection"],
+        text=replace(
+            at.session_state["selection"].text, evidence=EvidenceChoices(methods=("attention", "cdam"))
+        ),
+    )
+    at.run()
+    assert "CDAM: " in shown(at), "why it does not answer"
+
+
+@pytest.fixture(scope="module")
+def model_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tiny random models with heads that the bundled ones do not have, below the opened folder."""
+    root = tmp_path_factory.mktemp("models")
+    build = tiny.loaded
+    build(root / "gpt2", "GPT2LMHeadModel", "GPT2Config", tiny.byte_level(), **tiny.GPT2)
+    build(root / "masked", "BertForMaskedLM", "BertConfig", tiny.byte_level(roberta=True), **tiny.BERT)
+    build(
+        root / "bart",
+        "BartForConditionalGeneration",
+        "BartConfig",
+        tiny.byte_level(roberta=True),
+        **tiny.BART,
+    )
+    build(
+        root / "value",
+        "BertForSequenceClassification",
+        "BertConfig",
+        tiny.byte_level(roberta=True),
+        **tiny.BERT,
+        num_labels=1,
+        problem_type="regression",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(root))
+        yield
+
+
+@pytest.mark.parametrize(("name", "place"), [("gpt2", "after "), ("masked", "at "), ("bart", "after ")])
+@classifier
+def test_a_language_model_explains_a_word_that_it_predicts(model_folders, name, place):
+    at = AppTest.from_file(APP, default_timeout=180)
+    for key, value in {"v": "1", "view": "evidence", "t": "hello world"}.items():
+        at.query_params[key] = value
+    at.run()
+    at = settled(at)
+    at.selectbox(key="text_model").set_value(f"folder:{name}").run()
+    at = finished(settled(at))
+    header, arrays = component(at, "evidence_words")
+    assert re.match(rf"Evidence for “.+” {place}\d+ “.+” \(log probability -", header["title"]), header[
+        "title"
+    ]
+    assert np.isfinite(arrays["scores"]).all()
+    options = at.selectbox(key="text_evidence_word").options
+    assert any("in the text" in option for option in options) or place == "after "
+    at.selectbox(key="text_evidence_position").set_value(1).run()
+    assert not at.exception
+    assert component(at, "evidence_words")[0]["title"] != header["title"]
+
+
+@classifier
+def test_a_regression_head_explains_its_number_and_says_what_the_sign_means(model_folders):
+    at = AppTest.from_file(APP, default_timeout=180)
+    for key, value in {"v": "1", "view": "evidence", "t": "hello world"}.items():
+        at.query_params[key] = value
+    at.run()
+    at = settled(at)
+    at.selectbox(key="text_model").set_value("folder:value").run()
+    at = finished(settled(at))
+    header, _ = component(at, "evidence_words")
+    assert header["title"].startswith("Evidence for predicted value (value ")
+    assert "Positive scores push the predicted number up" in shown(at)
+    assert not [box for box in at.selectbox if box.key == "text_evidence_rather"]
+
+
+@classifier
+def test_after_a_picture_that_cannot_be_shown_the_evidence_is_of_the_one_before():
+    at = image_opened(model="picture-classifier", sample="cat")
+    before, _ = component(at, "evidence_maps")
+    selection = at.session_state["selection"]
+    broken = replace(selection.image.input, kind="upload", digest="none", name="gone.png")
+    at.session_state["selection"] = replace(selection, image=replace(selection.image, input=broken))
+    at.run()
+    after, _ = component(at, "evidence_maps")
+    assert after["title"] == before["title"]
+
+
+@classifier
+def test_words_are_sums_of_their_tokens():
+    at = AppTest.from_file(APP, default_timeout=180)
+    for name, value in {
+        "v": "1",
+        "view": "evidence",
+        "t": "An unbelievably embarrassing windowsill.",
+    }.items():
+        at.query_params[name] = value
+    at.run()
+    at = finished(settled(at))
+    header, summed = component(at, "evidence_words")
+    at.segmented_control(key="text_evidence_unit").set_value("tokens").run()
+    pieces, single = component(at, "evidence_words")
+    assert header["unit"] == "words"
+    assert len(header["tokens"]) < len(pieces["tokens"])
+    np.testing.assert_allclose(
+        summed["scores"].sum(axis=1), single["scores"].sum(axis=1), rtol=1e-4, atol=1e-7
+    )
+
+
+def test_maps_of_another_quantity_have_a_scale_of_their_own():
+    import torch
+
+    from analysis.evidence.explanation import Explanation
+    from analysis.evidence.methods import METHODS
+    from analysis.evidence.targets import class_logit, logit_difference
+    from dashboard.views.evidence_tools import Answer, panels
+
+    scores = [np.array([4.0, -1.0], np.float32), np.array([-0.5, 0.25], np.float32)]
+
+    def limits(*targets: Any) -> list[float]:
+        found = [
+            Answer(
+                METHODS["cdam"],
+                target,
+                Explanation("cdam", target.label, torch.from_numpy(part), torch.arange(2), True),
+            )
+            for target, part in zip(targets, scores, strict=True)
+        ]
+        made = panels(found, scores, left_out="CLS")
+        assert made[1].empty == ""
+        return [panel.limit for panel in made]
+
+    assert limits(class_logit(1, "a"), class_logit(2, "b")) == [4.0, 4.0]
+    assert limits(class_logit(1, "a"), logit_difference(2, 1, "b", "a")) == [4.0, 0.5]
+
+
+def test_the_same_map_for_two_classes_raises_the_warning():
+    import torch
+
+    from analysis.evidence.explanation import Explanation
+    from analysis.evidence.methods import METHODS
+    from analysis.evidence.targets import class_logit
+    from dashboard.views.evidence_tools import Answer, panels
+
+    first = np.array([-4.0, -1.0, -2.0], np.float32)
+
+    def made(second: Any) -> Any:
+        found = [
+            Answer(
+                METHODS["cdam"],
+                class_logit(place, name),
+                Explanation(
+                    "cdam", name, torch.from_numpy(part), torch.arange(3), True, details={"delta": 0.5}
+                ),
+            )
+            for place, (name, part) in enumerate({"a": first, "b": second}.items())
+        ]
+        return panels(found, [first, second], left_out="CLS")
+
+    same = made(2 * first)
+    assert same[1].warning == "This map does not depend on the class."
+    assert same[1].facts[0] == "Correlation with the map above: 1.00."
+    assert same[0].warning == ""
+    assert same[0].empty == "No positive evidence for this target."
+    assert made(first[::-1].copy())[1].warning == ""
+    assert "Convergence error 0.5" in same[0].facts[0]
+
+
+def test_labels_of_a_text_are_escaped_in_charts():
+    tokens = (TokenLabel("<b>x</b>", "x"), TokenLabel("y", "y"))
+    view = words(tokens=tokens, scores=np.ones((2, 2), np.float32))
+    spec = strongest_words_chart(view, 0).to_json()
+    assert "<b>x</b>" not in spec
+    assert "&lt;b&gt;x" in spec or "\\u0026lt;" in spec

@@ -310,8 +310,8 @@ def centre(head: nn.Linear) -> None:
     Probabilities stay as they are. A logit then says how much more the class is meant than the others: what is common
     to all would otherwise drown what is not in every map of a logit's gradient.
     """
-    head.weight -= head.weight.mean(0)
-    head.bias -= head.bias.mean()
+    head.weight.sub_(head.weight.mean(0))
+    head.bias.sub_(head.bias.mean())
 
 
 def finish(model: Any, data: Data, options: argparse.Namespace) -> None:

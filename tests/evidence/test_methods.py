@@ -68,7 +68,7 @@ def test_shared_methods_cost_no_pass_of_their_own(run, monkeypatch):
 
 
 def test_what_is_not_there_or_lacks_a_target_is_told(run):
-    with pytest.raises(ValueError, match="key must be one of cdam, .* but is 'lime'"):
+    with pytest.raises(ValueError, match=r"key must be one of cdam, .* but is 'lime'"):
         explain("lime", run)
     with pytest.raises(ValueError, match="CDAM explains a target; choose a class"):
         explain("cdam", run)

@@ -104,7 +104,7 @@ def _class_box(
         key=key,
         on_change=picked,
         words=words.__getitem__,
-        width=190,
+        width=168,
         help=_CLASS_HELP[name],
     )
 

@@ -313,7 +313,7 @@ def encode_image(model: LoadedModel, picture: Picture, *, side: int | None = Non
             f"encode_image: {model.title} cuts pictures into no patches; choose a vision transformer."
         )
     _check_side(model, side)
-    preparation, notes = _preparation(model)
+    preparation, notes = preparation_of(model)
     any_size = model.flexible_image_size and not takes(model.module, "interpolate_pos_encoding")
     if side is not None or any_size:
         _check_position_table(model)
@@ -372,7 +372,7 @@ def _check_position_table(model: LoadedModel) -> None:
         )
 
 
-def _preparation(model: LoadedModel) -> tuple[resizing.Preparation, list[str]]:
+def preparation_of(model: LoadedModel) -> tuple[resizing.Preparation, list[str]]:
     """The numbers of the model's image processor, or the ones that stand in for it."""
     imagenet = model.family.startswith("dino")
     half = (0.5, 0.5, 0.5)

@@ -181,9 +181,9 @@ SENTIMENT = TrainedModel(
     citation="Socher et al. 2013, Stanford Sentiment Treebank; Hu et al. 2021, LoRA; Wang et al. 2020, MiniLM",
     source="trained by scripts/train_sentiment.py",
     description=(
-        "The bundled BERT (all-MiniLM-L6-v2) with low-rank adapters, pooler and head. Negative or positive, for English "
-        "sentences on films; 89.3 % of 1,821 test sentences are right. An ordinary BERT once it is loaded: every "
-        "attention and gradient method works on it."
+        "The bundled BERT (all-MiniLM-L6-v2) with low-rank adapters, pooler and head. Negative or positive, for "
+        "English sentences on films; 89.3 % of 1,821 test sentences are right. An ordinary BERT once it is loaded: "
+        "every attention and gradient method works on it."
     ),
 )
 

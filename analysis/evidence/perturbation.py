@@ -22,7 +22,7 @@ from analysis import resizing
 from analysis.evidence.explanation import Explanation, explanation_of, kept_positions, position_count
 from analysis.evidence.passes import ForwardPass, input_embeddings, plain_outputs
 from analysis.evidence.targets import Target
-from analysis.inputs import PatchGrid, _preparation
+from analysis.inputs import PatchGrid, preparation_of
 from analysis.models import LoadedModel
 from analysis.words import word_groups
 from attn_core.checks import check_ndim
@@ -388,7 +388,7 @@ def picture_fill(run: ForwardPass, kind: str) -> Tensor:
     if kind == "blurred":
         return _blurred(pixels, float(grid.patch))
     colour = np.full((1, 1, 3), 0 if kind == "black" else 255, dtype=np.uint8)
-    values = resizing.normalised(colour, _preparation(run.model)[0])
+    values = resizing.normalised(colour, preparation_of(run.model)[0])
     return torch.from_numpy(values)[None].to(pixels)
 
 

@@ -9,7 +9,14 @@ import pytest
 
 from tests.conftest import ROOT
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("**/*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+        *ROOT.glob("models/**/*.md"),
+    ]
+)
 
 
 def python_blocks():
@@ -74,3 +81,10 @@ def test_the_stated_limits_are_those_of_the_code():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{model.name}` |"))
         assert model.title in row
         assert model.package in row
+
+
+def test_every_method_has_its_page():
+    from analysis.evidence.methods import METHODS
+
+    pages = {path.stem.replace("-", "_") for path in (ROOT / "docs" / "methods").glob("*.md")}
+    assert pages == {*METHODS, "README", "lrp"}

@@ -134,21 +134,21 @@ PICTURES = TrainedModel(
     title="ViT-S/14 picture classifier",
     modality="image",
     backbone=VIT_S14,
-    version="1",
+    version="2",
     folder="picture-classifier",
     files=(
         BundledFile(
             "familiarity.safetensors",
             111_260,
-            "e60a185d577404490a8ef3ceab0816df7ea69417dd7820b0a46f1c86b925ac1f",
+            "4b781098f19b468ed4db85c2df4997270a61abf8acfb6922bfb940b4bdf243a5",
         ),
         BundledFile(
-            "trained.json", 2_396, "ea782a653ee49b34398cca8af58aab97523add1a72b36d743ae8edeff4a871be"
+            "trained.json", 2_395, "9c32ee17999fce9da49f86f04d925433ad8987fa3ec6365228d9d8806be85aaf"
         ),
         BundledFile(
             "weights.safetensors",
             2_134_118,
-            "549b2c8404f50d646901f3fa625fa671cee4c474304f1c1f86e0c92449bc30c3",
+            "0166ade2d3b40bbbaa5a960089a25659641d15b2aba5e1a7c1b7e58a550a3a1a",
         ),
     ),
     licence="MIT; trained on Caltech-101 (CC BY 4.0), no photograph of which is in the trained part",

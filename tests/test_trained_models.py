@@ -15,6 +15,7 @@ from analysis.predictions import predict
 from analysis.samples import sample_picture_bytes, text_sample
 from analysis.trace import parity, trace
 from analysis.trained import TRAINED, is_ready
+from dashboard.prediction_line import prediction_html
 
 WORDS = {
     "sentiment": {"praise": 0.9805, "turn": 0.0326, "negation": 0.5851, "irony": 0.1057},
@@ -24,11 +25,11 @@ WORDS = {
 """Probability of "positive" for samples."""
 
 PICTURES = {
-    "elephant": ("elephant", 0.988),
-    "helicopter": ("helicopter", 1.0),
-    "coffee": ("cup", 0.998),
-    "elephantdog": ("elephant", 0.987),
-    "flamingoroo": ("kangaroo", 1.0),
+    "elephant": ("elephant", 0.9998),
+    "helicopter": ("helicopter", 0.9978),
+    "coffee": ("cup", 0.9996),
+    "elephantdog": ("elephant", 0.9979),
+    "flamingoroo": ("kangaroo", 0.9818),
 }
 """Best class and its probability for sample photographs, none of which was trained on."""
 
@@ -67,7 +68,21 @@ def test_pictures_get_the_frozen_classes(sample):
     assert label == expected
     assert probability == pytest.approx(close, abs=5e-3)
     assert prediction.share_nearer is not None
+    assert not prediction.unfamiliar
+    assert float(prediction.logits.sum()) == pytest.approx(0, abs=0.2)  # what all classes share is taken off
     assert len(traced.encoder) == 12  # its attention is there like that of any ViT
+
+
+def test_a_picture_of_none_of_the_classes_is_told():
+    model = loaded("picture-classifier")
+    prediction = predict(
+        model, trace(model, encode_image(model, read_picture(sample_picture_bytes("astronaut"), name="a")))
+    )
+    assert prediction is not None
+    assert prediction.unfamiliar
+    html = prediction_html(prediction)
+    assert "unlike what it was trained on" in html
+    assert "of held-out examples than of this input" in html
 
 
 @pytest.mark.parametrize("name", ["recurrent-sentiment", "recurrent-sentiment-dot"])

@@ -75,11 +75,11 @@ environment-dev:
 bundled:
 	@"$(VENV_PYTHON)" -m analysis bring --all
 
-# Train every part in models/ anew from a folder of data: caltech101/{train,test}, tiny-imagenet-200, sst (see each model
-# card). A run that was interrupted goes on where it was. The new hashes are printed; write them into analysis/trained.py.
+# Train every part in models/ anew from a folder of data: caltech101/{train,test}, sst (see each model card). A run that
+# was interrupted goes on where it was. The new hashes are printed; write them into analysis/trained.py.
 models: environment-dev bundled
 	"$(VENV_PYTHON)" -m scripts.train_pictures "$(DATA)/caltech101" --closed-form --output models/picture-discriminant
-	"$(VENV_PYTHON)" -m scripts.train_pictures "$(DATA)/caltech101" --tiny-imagenet "$(DATA)/tiny-imagenet-200"
+	"$(VENV_PYTHON)" -m scripts.train_pictures "$(DATA)/caltech101"
 	"$(VENV_PYTHON)" -m scripts.train_sentiment "$(DATA)/sst"
 	"$(VENV_PYTHON)" -m scripts.train_recurrent "$(DATA)/sst"
 	"$(VENV_PYTHON)" -m scripts.train_recurrent "$(DATA)/sst" --scoring scaled_dot --output models/recurrent-sentiment-dot \

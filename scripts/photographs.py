@@ -140,7 +140,8 @@ class Augmenter:
     """Changes a photograph as another photographer might have taken it.
 
     Args:
-        backgrounds: photographs of other things, in front of which an object is put now and then; may be empty.
+        backgrounds: photographs of other things, in front of which an object is put now and then. Where there are
+            none, photographs are neither put before another scene nor made coarse nor turned.
         random: source of every choice.
     """
 
@@ -149,7 +150,7 @@ class Augmenter:
         self.random = random
 
     def __call__(self, photograph: Photograph, side: int) -> np.ndarray:
-        """(side, side, 3): a crop, or the whole before another scene; mirrored, blurred or with other light."""
+        """(side, side, 3): a crop, or the whole before another scene; mirrored, with other light, and so on."""
         random = self.random
         if self.backgrounds and photograph.label != STRANGER and random.random() < 0.3:
             image = self._before_another_scene(photograph, side)
@@ -165,7 +166,7 @@ class Augmenter:
             image = enhancer(image).enhance(float(random.uniform(0.6, 1.4)))
         if random.random() < 0.1:
             image = image.convert("L").convert("RGB")
-        if random.random() < 0.2:
+        if self.backgrounds and random.random() < 0.2:
             image = image.rotate(float(random.uniform(-25, 25)), Image.Resampling.BILINEAR, expand=False)
         pixels = np.asarray(image)
         return pixels[:, ::-1] if random.random() < 0.5 else pixels

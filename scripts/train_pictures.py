@@ -1,14 +1,14 @@
 """Train the picture classifier: low-rank adapters and a head on the bundled ViT, on photographs of Caltech-101.
 
-    python -m scripts.train_pictures DATA --tiny-imagenet FOLDER --output models/picture-classifier
+    python -m scripts.train_pictures DATA --output models/picture-classifier
     python -m scripts.train_pictures DATA --closed-form --output models/picture-discriminant
 
 The second form trains nothing: its head is a linear discriminant on the features of the untouched backbone.
 
 ``DATA`` holds ``train/<class>/`` and ``test/<class>/`` photographs. The test photographs are read once, at the end;
 what is chosen on the way (best epoch, temperature) is chosen on photographs that are split off the training ones.
-Tiny ImageNet (``train/<wnid>/images/``) adds photographs of classes that mean the same, and of other things, on which
-the classifier learns to be unsure.
+``--tiny-imagenet`` (a folder with ``train/<wnid>/images/``) adds photographs of classes that mean the same, and of
+other things, on which the classifier learns to be unsure; the model card tells what came of it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from scripts.training import (
 
 TRAINED_SIDE = 112
 SIDES = (98, 112, 126, 140)  # px of the squares that are trained on, and of those of the last epoch
-LAST_SIDES = (126, 140, 168)
+LAST_SIDES = (140, 168, 196)
 SHOWN_SIDE = 224  # px of the shorter side, as the product shows a picture unless told otherwise
 
 
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tiny-imagenet", type=Path, help="folder of Tiny ImageNet: more photographs, and strangers"
     )
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--head-rate", type=float, default=1e-3)

@@ -25,11 +25,11 @@ WORDS = {
 """Probability of "positive" for samples."""
 
 PICTURES = {
-    "elephant": ("elephant", 0.9998),
-    "helicopter": ("helicopter", 0.9978),
-    "coffee": ("cup", 0.9996),
-    "elephantdog": ("elephant", 0.9979),
-    "flamingoroo": ("kangaroo", 0.9818),
+    "elephant": ("elephant", 0.988),
+    "helicopter": ("helicopter", 1.0),
+    "coffee": ("cup", 0.998),
+    "elephantdog": ("elephant", 0.987),
+    "flamingoroo": ("kangaroo", 1.0),
 }
 """Best class and its probability for sample photographs, none of which was trained on."""
 

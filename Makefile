@@ -78,7 +78,8 @@ bundled:
 # Train every part in models/ anew from a folder of data: caltech101/{train,test}, sst (see each model card). A run that
 # was interrupted goes on where it was. The new hashes are printed; write them into analysis/trained.py.
 models: environment-dev bundled
-	"$(VENV_PYTHON)" -m scripts.train_pictures "$(DATA)/caltech101" --closed-form --output models/picture-discriminant
+	"$(VENV_PYTHON)" -m scripts.train_pictures "$(DATA)/caltech101" --closed-form --at-most 34 \
+		--output models/picture-discriminant --work .attnscope/training/picture-discriminant
 	"$(VENV_PYTHON)" -m scripts.train_pictures "$(DATA)/caltech101"
 	"$(VENV_PYTHON)" -m scripts.train_sentiment "$(DATA)/sst"
 	"$(VENV_PYTHON)" -m scripts.train_recurrent "$(DATA)/sst"

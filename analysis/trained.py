@@ -162,6 +162,39 @@ PICTURES = TrainedModel(
     ),
 )
 
+DISCRIMINANT = TrainedModel(
+    name="picture-discriminant",
+    title="ViT-S/14 + discriminant head",
+    modality="image",
+    backbone=VIT_S14,
+    version="1",
+    folder="picture-discriminant",
+    files=(
+        BundledFile(
+            "familiarity.safetensors",
+            111_260,
+            "be20a0d6453c43edcb35477e85ec47c8fb4a1851cfd515ae4171604a05804089",
+        ),
+        BundledFile(
+            "trained.json",
+            2_396,
+            "fa5ac2532dc9335195656e050d4681d7f507922141b8350085dd3098a7a31a3c",
+        ),
+        BundledFile(
+            "weights.safetensors",
+            127_846,
+            "932733524e5309cab24fc9bafe79486617d545f613cdfdfc5dceaeb32f53bb86",
+        ),
+    ),
+    licence=PICTURES.licence,
+    citation="Li, Andreetto, Ranzato & Perona 2022, Caltech-101 (10.22002/D1.20086); Fisher 1936",
+    source="made by scripts/train_pictures.py --closed-form",
+    description=(
+        "The bundled ViT as it is, with a linear discriminant on its features for the same 83 classes: nothing was "
+        "trained. The right class comes first for 86.6 % of held-out photos. It warns as the picture classifier does."
+    ),
+)
+
 SENTIMENT = TrainedModel(
     name="sentiment",
     title="MiniLM sentiment",
@@ -187,7 +220,13 @@ SENTIMENT = TrainedModel(
     ),
 )
 
-TRAINED: tuple[TrainedModel, ...] = (PICTURES, SENTIMENT, RECURRENT, RECURRENT_DOT)
+TRAINED: tuple[TrainedModel, ...] = (
+    PICTURES,
+    DISCRIMINANT,
+    SENTIMENT,
+    RECURRENT,
+    RECURRENT_DOT,
+)
 
 OfferedModel = BundledModel | TrainedModel
 

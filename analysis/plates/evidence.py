@@ -32,7 +32,9 @@ def draw_evidence_maps(view: EvidenceMaps, words: Words, fonts: Fonts) -> Sheet:
     """Panels in rows, each with its method, target and the score at which its colours end."""
     count = len(view.panels)
     across = min(count, 4 if count > 6 else 3 if count > 2 else count) or 1
-    if len({panel.target for panel in view.panels if panel.target}) > 1:  # both targets of a method in one row
+    if (
+        len({panel.target for panel in view.panels if panel.target}) > 1
+    ):  # both targets of a method in one row
         across = 4 if count > 4 else 2
     height, width = view.picture.shape[:2]
     box = {1: 4.4, 2: 3.1, 3: 2.2, 4: 1.75}[across]

@@ -21,9 +21,6 @@ AGAINST, FOR, UNSIGNED = (24, 92, 181), (205, 48, 24), (112, 48, 160)
 PALE = 0.5
 """How far a picture below evidence is faded to white."""
 
-DEPENDENT_BELOW = 0.95
-"""Two maps of one method for two targets that correlate this much say nothing of the target."""
-
 
 @functools.cache
 def evidence_colours(signed: bool) -> NDArray[np.uint8]:
@@ -66,18 +63,6 @@ def evidence_limit(scores: Sequence[Floats]) -> float:
     """Where the colours of one method end: the largest |score| of its answers, 1 where all are 0."""
     largest = max((float(np.abs(part).max(initial=0.0)) for part in scores), default=0.0)
     return largest if largest > 0 and np.isfinite(largest) else 1.0
-
-
-def correlation(first: Floats, second: Floats) -> float | None:
-    """Pearson's correlation of two answers; None where one is constant."""
-    deviations = [
-        np.asarray(part, dtype=np.float64).ravel() - np.mean(part, dtype=np.float64)
-        for part in (first, second)
-    ]
-    lengths = [float(np.linalg.norm(part)) for part in deviations]
-    if min(lengths) <= 1e-12 * max(float(np.abs(first).max(initial=0.0)), 1e-30):
-        return None
-    return float(deviations[0] @ deviations[1] / (lengths[0] * lengths[1]))
 
 
 def maps_in_words(view: EvidenceMaps) -> str:

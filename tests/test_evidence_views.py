@@ -24,7 +24,6 @@ from analysis.samples import PICTURE_SAMPLES
 from analysis.trained import find_offered, is_ready
 from analysis.visible import caption_lines
 from analysis.visible_evidence import (
-    correlation,
     drawn_scores,
     evidence_colours,
     evidence_limit,
@@ -104,24 +103,6 @@ def test_evidence_against_is_left_out_where_only_the_positive_is_drawn():
 def test_a_scale_has_an_extent_even_where_all_scores_are_0():
     assert evidence_limit([np.zeros(4, np.float32)]) == 1.0
     assert evidence_limit([np.array([0.5, -3.0]), np.array([1.0])]) == 3.0
-
-
-@given(
-    st.lists(st.integers(-100, 100), min_size=3, max_size=30).filter(lambda values: len(set(values)) > 1),
-    st.floats(0.1, 10),
-    st.floats(-5, 5),
-)
-def test_correlation_is_that_of_numpy_and_does_not_see_scale_or_offset(values, scale, offset):
-    first = np.array(values, dtype=np.float64)
-    second = np.random.default_rng(len(values)).normal(size=len(values))
-    found = correlation(first, second)
-    assert found == pytest.approx(np.corrcoef(first, second)[0, 1], abs=1e-9)
-    assert correlation(first, scale * first + offset) == pytest.approx(1.0, abs=1e-6)
-
-
-def test_a_constant_map_has_no_correlation():
-    assert correlation(np.ones(5, np.float32), np.arange(5.0)) is None
-    assert correlation(np.arange(5.0), np.zeros(5)) is None
 
 
 # Payloads ----------------------------------------------------------------------------------------------------------
@@ -414,7 +395,7 @@ def test_the_picture_classifier_shows_signed_evidence_for_its_top_class():
     two, both = component(at, "evidence_maps")
     assert [len(card["panels"]) for card in two["cards"]] == [2, 2, 2, 1]
     assert two["cards"][0]["panels"][0]["limit"] == two["cards"][0]["panels"][1]["limit"], "one scale"
-    assert "Correlation with the map above" in two["cards"][0]["panels"][1]["facts"][0]
+    assert "Rank correlation with the map above" in two["cards"][0]["panels"][1]["facts"][0]
     np.testing.assert_array_equal(both["scores"][0], arrays["scores"][0])
     assert "27" in at.query_params["beside"]
 
@@ -652,10 +633,14 @@ def test_the_same_map_for_two_classes_raises_the_warning():
 
     same = made(2 * first)
     assert same[1].warning == "This map does not depend on the class."
-    assert same[1].facts[0] == "Correlation with the map above: 1.00."
+    assert same[1].facts[0] == "Rank correlation with the map above: 1.00."
     assert same[0].warning == ""
     assert same[0].empty == "No positive evidence for this target."
+    assert made(np.array([-40.0, -1.0, -2.0], np.float32))[1].facts[0].endswith("1.00.")  # ranks, as the docs say
     assert made(first[::-1].copy())[1].warning == ""
+    constant = made(np.ones(3, np.float32))[1]
+    assert constant.facts[0] == "One of the two maps is constant: no correlation."
+    assert constant.warning == ""
     assert "Convergence error 0.5" in same[0].facts[0]
 
 

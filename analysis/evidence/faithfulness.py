@@ -218,7 +218,7 @@ class ClassSensitivity:
     def warning(self) -> str:
         """What to say; "" where the maps differ."""
         if self.correlation >= UNCHANGING:
-            return f"This map does not depend on the class (rank correlation {self.correlation:.2f})."
+            return "This map does not depend on the class."
         return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import streamlit as st
 
 from analysis.figure_data import EvidencePanel
-from analysis.visible_evidence import DEPENDENT_BELOW, correlation, evidence_limit
+from analysis.visible_evidence import evidence_limit
 from dashboard import cached, evidence_cache
 from dashboard.boundary import known_sentence, tell_error
 from dashboard.evidence_choices import EvidenceChoices, clamped_evidence
@@ -365,13 +366,14 @@ def _facts(explanation: Explanation, left_out: str, *, notes: bool) -> tuple[str
 
 def _dependence(first: Any, second: Any) -> tuple[str, str]:
     """How alike the maps of two targets are, and the warning where they are nearly the same."""
-    found = correlation(first, second)
-    if found is None:
+    import torch
+
+    from analysis.evidence.faithfulness import ClassSensitivity, rank_correlation
+
+    found = rank_correlation(torch.as_tensor(first), torch.as_tensor(second))
+    if math.isnan(found):
         return "One of the two maps is constant: no correlation.", ""
-    told = f"Correlation with the map above: {found:.2f}."
-    if found < DEPENDENT_BELOW:
-        return told, ""
-    return told, "This map does not depend on the class."
+    return f"Rank correlation with the map above: {found:.2f}.", ClassSensitivity(found).warning
 
 
 _NUMBERS = {

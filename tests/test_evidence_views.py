@@ -636,7 +636,8 @@ def test_the_same_map_for_two_classes_raises_the_warning():
     assert same[1].facts[0] == "Rank correlation with the map above: 1.00."
     assert same[0].warning == ""
     assert same[0].empty == "No positive evidence for this target."
-    assert made(np.array([-40.0, -1.0, -2.0], np.float32))[1].facts[0].endswith("1.00.")  # ranks, as the docs say
+    outlier = made(np.array([-40.0, -1.0, -2.0], np.float32))  # the correlation is of ranks, as the docs say
+    assert outlier[1].facts[0].endswith("1.00.")
     assert made(first[::-1].copy())[1].warning == ""
     constant = made(np.ones(3, np.float32))[1]
     assert constant.facts[0] == "One of the two maps is constant: no correlation."

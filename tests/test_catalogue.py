@@ -402,7 +402,8 @@ def use_index(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
 def start(wheel: Path) -> subprocess.Popen[str]:
     """Another process that brings the tiny model."""
     code = (
-        "import sys; from pathlib import Path; from tests.test_catalogue import tiny_model;"
+        "import signal, sys; from pathlib import Path; from tests.test_catalogue import tiny_model;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # ignored where a shell started it behind itself
         "from analysis.catalogue import bring;"
         "print(bring(tiny_model(Path(sys.argv[1]))))"
     )

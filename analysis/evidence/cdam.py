@@ -83,7 +83,7 @@ def smooth_cdam(
         place: "attention": noise on what enters the attention, which is also what the gradient is multiplied with (as
             obzai 0.2.3 does, without its clamp); "block": noise on the block's input, tokens and gradient read after
             its normalisation (as the authors' research code does; on DINOv2 outlier dimensions drown the map then).
-        noise: (S, N, M) standard normal numbers to use instead of random ones.
+        noise: (S, N, M) standard normal numbers to use instead of random ones; copy i takes row i modulo S.
         progress: told 0 to 1; what it raises stops the method.
     Raises:
         UnsupportedModelError, ValueError: as ``cdam``; for a place that the model does not have.
@@ -91,16 +91,13 @@ def smooth_cdam(
     if samples < 1:
         raise ValueError(f"smooth_cdam: samples must be at least 1 but is {samples}; pass 50 or so.")
     base = _start(run, layer, place, "smooth_cdam")
-    noise = _noise(base, samples, seed) if noise is None else noise
-    spread = level * float(base.max() - base.min())
-    noisy = base + spread * noise.to(base)
-    tokens, gradient = _rerun(run, target, noisy, layer, place, progress)
+    noisy = base + _noise(base, torch.arange(samples), level, seed, noise)
     return explanation_of(
         "smooth_cdam",
-        (tokens * gradient).sum(-1).mean(0),
+        _mean_cdam(run, target, noisy, layer, place, progress),
         run.inputs,
         target=target.label,
-        details={"samples": len(noisy), "level": level, "seed": seed, "place": place},
+        details={"samples": samples, "level": level, "seed": seed, "place": place},
     )
 
 
@@ -121,9 +118,8 @@ def integrated_cdam(
     Args:
         steps: of the path; "attention" takes 0, 1/steps ... 1, "block" 1/steps ... 1 − 1/steps, as the two programs
             of the authors do.
-        level: of the noise on every step, as in ``smooth_cdam``; 0 for none.
-        noise: (steps, N, M); step i takes row i modulo its length.
-        seed, layer, place, progress: as in ``smooth_cdam``.
+        level: of the noise on every step; 0 for none.
+        seed, layer, place, noise, progress: as in ``smooth_cdam``.
     Raises:
         UnsupportedModelError, ValueError: as ``smooth_cdam``.
     """
@@ -133,21 +129,22 @@ def integrated_cdam(
     taken = torch.arange(steps + 1) if place == "attention" else torch.arange(1, steps)
     path = (taken / steps).to(base)[:, None, None] * base
     if level:
-        noise = _noise(base, steps, seed) if noise is None else noise
-        path = path + level * float(base.max() - base.min()) * noise.to(base)[taken % len(noise)]
-    tokens, gradient = _rerun(run, target, path, layer, place, progress)
+        path = path + _noise(base, taken, level, seed, noise)
     return explanation_of(
         "integrated_cdam",
-        (tokens * gradient).sum(-1).mean(0),
+        _mean_cdam(run, target, path, layer, place, progress),
         run.inputs,
         target=target.label,
         details={"steps": steps, "level": level, "seed": seed, "place": place},
     )
 
 
-def _noise(base: Tensor, count: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, *base.shape, generator=generator, dtype=torch.float64)
+def _noise(base: Tensor, rows: Tensor, level: float, seed: int, given: Tensor | None) -> Tensor:
+    """(S, N, M): some rows of seeded standard normal numbers, or of given ones, at a share of the tokens' range."""
+    if given is None:
+        generator = torch.Generator().manual_seed(seed)
+        given = torch.randn(int(rows.max()) + 1, *base.shape, generator=generator, dtype=torch.float64)
+    return level * float(base.max() - base.min()) * given.to(base)[rows % len(given)]
 
 
 def _start(run: ForwardPass, layer: int, place: Place, caller: str) -> Tensor:
@@ -185,17 +182,16 @@ TOKENS_AT_ONCE = 4096
 """Tokens (samples × positions) that are put through the upper layers at once."""
 
 
-def _rerun(
+def _mean_cdam(
     run: ForwardPass, target: Target, batch: Tensor, layer: int, place: Place, progress: Progress | None
-) -> tuple[Tensor, Tensor]:
-    """Put other tensors (S, N, M) into a layer: the tokens that enter its attention and the target's gradient there.
+) -> Tensor:
+    """(N,): CDAM with other tokens (S, N, M) put into a layer, its mean over them.
 
     The layers below are run once a chunk for the input itself, so only the layer and those above see the batch.
     """
-    name = run.model.attention_inputs[layer]
-    entering = run.model.module.get_submodule(name)
+    entering = run.model.module.get_submodule(run.model.attention_inputs[layer])
     chunk = max(1, TOKENS_AT_ONCE // batch.shape[1])
-    tokens, gradients = [], []
+    total = torch.zeros_like(batch[0, :, 0])
     for start in range(0, len(batch), chunk):
         if progress is not None:
             progress(start / len(batch))
@@ -211,11 +207,10 @@ def _rerun(
             outputs = graph_outputs(run.model, _tensors(run), kept_positions(run.inputs))
             number = target.value(outputs).sum()
             (gradient,) = torch.autograd.grad(number, held)
-        tokens.append(held[0].detach())
-        gradients.append(gradient)
+        total = total + (held[0].detach() * gradient).sum((0, 2))
     if progress is not None:
         progress(1.0)
-    return torch.cat(tokens), torch.cat(gradients)
+    return total / len(batch)
 
 
 def _always(tensor: Tensor) -> Callable[[Tensor], Tensor]:

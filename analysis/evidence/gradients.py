@@ -11,10 +11,10 @@ it refuses modules that are used twice, and the two products of attention are no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from captum import metrics as metrics  # handed on: captum is imported in this file alone
@@ -22,15 +22,17 @@ from captum.attr import InputXGradient, IntegratedGradients, Occlusion, Saliency
 from torch import Tensor, nn
 
 from analysis.evidence.explanation import Explanation, explanation_of, kept_positions, position_count
-from analysis.evidence.passes import ForwardPass, graph_outputs, input_embeddings
+from analysis.evidence.passes import ForwardPass
 from analysis.evidence.perturbation import (
-    FILL_WORDS,
-    FILLS,
+    Replacement,
     batch_size,
-    patch_pixels,
-    picture_fill,
-    repeated,
-    stand_in_token,
+    blank_of,
+    entry_of,
+    fill_words,
+    outputs_at,
+    replacement_note,
+    resolved,
+    target_values,
     word_parts,
 )
 from analysis.evidence.targets import Target
@@ -51,51 +53,103 @@ def integrated_gradients(
     target: Target,
     *,
     steps: int = 50,
-    baseline: str = "default",
+    stretches: int = 5,
+    most: int = 200,
+    baseline: Replacement = "default",
     progress: Callable[[float], None] | None = None,
 ) -> Explanation:
-    """(x − x′) ∘ ∫ ∂f(x′ + α (x − x′))/∂x dα, along the straight line from a baseline x′, by Gauss–Legendre; signed
+    """(x − x′) ∘ ∫ ∂f(x′ + α (x − x′))/∂x dα, along the straight line from a baseline x′; signed
     (Sundararajan, Taly & Yan 2017, "Axiomatic Attribution for Deep Networks", section 3).
 
     All scores, those of special tokens included, sum to f(x) − f(x′); ``details["delta"]`` is what they miss it by.
+    Near an empty input most models are steep, so the line is cut into stretches that end at 1, 1/3, 1/9 ..., each
+    integrated by Gauss–Legendre. While ``delta`` is above 5 % of the difference, the stretch that misses its own part
+    of the difference by most is halved.
 
     Args:
-        steps: points on the line.
-        baseline: of a text "default" (special tokens kept, the padding token between them, or where there is none
-            the mask token, the unknown token or zero vectors) or "zero" (zero vectors everywhere); of a picture
-            "default" and "zero" (0 in the model's units), "mean", "black", "white" or "blurred". The attention mask
-            stays as it is.
-        progress: told how much is done, 0 to 1; what it raises stops the method and comes out of it.
+        steps: points on the line at first, shared equally by the stretches.
+        stretches: 1 for one rule over the whole line.
+        most: points on the line at last; no halving goes beyond.
+        baseline: a ``perturbation.Replacement`` other than "remove"; special tokens of a text are kept, except under
+            "zero". The attention mask stays as it is.
+        progress: told how much of ``most`` is done, then 1; what it raises stops the method and comes out of it.
     Raises:
-        ValueError: if ``steps`` is below 1, there is no such baseline, or the target is not finite.
+        ValueError: if ``steps`` or ``stretches`` is below 1, there is no such baseline, or the target is not finite.
         UnsupportedModelError: if the target does not depend on the input through differentiable operations.
     """
     _check_number(steps, 1, "integrated_gradients: steps")
-    start, note = _baseline(run, baseline, "integrated_gradients")
-    value = _finite_value(run, target, "integrated_gradients")
-    scores, delta = IntegratedGradients(_counted(run, target, steps + 2, progress)).attribute(
-        _entry(run).detach(),
-        baselines=start,
-        n_steps=steps,
-        method="gausslegendre",
-        internal_batch_size=batch_size(run, BATCH_TOKENS),
-        return_convergence_delta=True,
-    )
-    error, rise = float(delta[0]), float(scores.sum() - delta[0])
-    notes = [note, *_decoder_note(run)]
-    if abs(error) > LARGE_ERROR * abs(rise):
-        notes.append(
-            f"The scores sum to {rise + error:.3g} where f(x) − f(baseline) is {rise:.3g}; take more steps."
+    _check_number(stretches, 1, "integrated_gradients: stretches")
+    kind = resolved(run, baseline, "integrated_gradients: baseline", removal=False)
+    value, entry = _finite_value(run, target, "integrated_gradients"), entry_of(run)
+    start = torch.zeros_like(entry) if kind == "zero" else blank_of(run, kind)
+    each = max(1, round(steps / stretches))
+    count = max(1, round(steps / each))
+    most = max(most, count * each)
+    method = IntegratedGradients(_counted(run, target, most + 2 * most // each, progress))
+
+    def integrated(first: float, last: float) -> _Stretch:
+        scores, delta = method.attribute(
+            torch.lerp(start, entry, last),
+            baselines=torch.lerp(start, entry, first),
+            n_steps=each,
+            method="gausslegendre",
+            internal_batch_size=batch_size(run, BATCH_TOKENS),
+            return_convergence_delta=True,
         )
-    details = {"delta": error, "steps": float(steps), "value": value, "baseline_value": value - rise}
+        return _Stretch(first, last, scores, float(delta[0]))
+
+    ends = [0.0, *(3.0 ** (index - count) for index in range(1, count + 1))]
+    parts = [integrated(first, last) for first, last in pairwise(ends)]
+    taken = count * each
+    while _misses(parts) and taken + 2 * each <= most:
+        worst = max(parts, key=lambda part: abs(part.delta))
+        parts.remove(worst)
+        middle = (worst.first + worst.last) / 2
+        parts += [integrated(worst.first, middle), integrated(middle, worst.last)]
+        taken += 2 * each
+    if progress is not None:
+        progress(1.0)
+    error, rise = sum(part.delta for part in parts), sum(part.rise for part in parts)
+    notes = [_baseline_note(run, kind), *_decoder_note(run)]
+    if _misses(parts):
+        notes.append(
+            f"The scores sum to {rise + error:.3g} where f(x) − f(baseline) is {rise:.3g}, after {taken} steps; "
+            "take more, or another baseline."
+        )
     return explanation_of(
         "integrated_gradients",
-        _by_position(run, scores),
+        _by_position(run, torch.stack([part.scores for part in parts]).sum(0)),
         run.inputs,
         target=target.label,
-        details=details,
+        details={"delta": error, "steps": float(taken), "value": value, "baseline_value": value - rise},
         notes=notes,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Stretch:
+    """A part of the line, from one share of the way to another: its scores, and what they miss its rise by."""
+
+    first: float
+    last: float
+    scores: Tensor
+    delta: float
+
+    @property
+    def rise(self) -> float:
+        return float(self.scores.sum()) - self.delta
+
+
+def _misses(parts: Sequence[_Stretch]) -> bool:
+    error, rise = sum(part.delta for part in parts), sum(part.rise for part in parts)
+    return abs(error) > LARGE_ERROR * abs(rise)
+
+
+def _baseline_note(run: ForwardPass, kind: str) -> str:
+    if run.inputs.grid is not None:
+        return f"Baseline: {fill_words(run, kind)}."
+    which = "all tokens, special ones included" if kind == "zero" else "every token but the special ones"
+    return f"Baseline: {fill_words(run, kind)} in place of {which}."
 
 
 def input_x_gradient(run: ForwardPass, target: Target) -> Explanation:
@@ -105,7 +159,7 @@ def input_x_gradient(run: ForwardPass, target: Target) -> Explanation:
         ValueError, UnsupportedModelError: as ``integrated_gradients``.
     """
     value = _finite_value(run, target, "input_x_gradient")
-    scores = InputXGradient(_counted(run, target, 1, None)).attribute(_entry(run))
+    scores = InputXGradient(_counted(run, target, 1, None)).attribute(_leaf(run))
     return explanation_of(
         "input_x_gradient",
         _by_position(run, scores),
@@ -128,7 +182,7 @@ def saliency(run: ForwardPass, target: Target, *, absolute: bool = True) -> Expl
         ValueError, UnsupportedModelError: as ``integrated_gradients``.
     """
     value = _finite_value(run, target, "saliency")
-    scores = Saliency(_counted(run, target, 1, None)).attribute(_entry(run), abs=absolute)
+    scores = Saliency(_counted(run, target, 1, None)).attribute(_leaf(run), abs=absolute)
     raw = _by_position(run, scores)
     cancels = float(raw.abs().sum()) < ROUNDING * float(scores.abs().sum())
     note = "Signed gradients cancel within each token of this model: what is left is rounding."
@@ -169,8 +223,7 @@ def smooth_grad(
     _check_number(samples, 1, "smooth_grad: samples")
     _check_number(level, 0, "smooth_grad: level")
     value = _finite_value(run, target, "smooth_grad")
-    entry = _entry(run)
-    still = entry.detach()
+    still = entry_of(run)
     deviation = level * float(still.max() - still.min())
     generator = torch.Generator().manual_seed(seed)
     gradient = Saliency(_counted(run, target, samples, progress))
@@ -195,24 +248,22 @@ def occlusion(
     target: Target,
     *,
     window: int = 1,
-    baseline: str = "default",
+    replacement: Replacement = "default",
     progress: Callable[[float], None] | None = None,
 ) -> Explanation:
-    """f(x) − f(x with a window replaced by the baseline), the window sliding over words or patches; signed (Zeiler &
+    """f(x) − f(x with a window replaced), the window sliding over words or patches; signed (Zeiler &
     Fergus 2014, "Visualizing and Understanding Convolutional Networks", section 4.2).
 
     A word or patch gets the mean over the windows that cover it; a word's score is shared equally between its tokens.
 
     Args:
         window: words in a row, or the side of a square of patches.
-        baseline: as in ``integrated_gradients``.
+        replacement: what the window shows; see ``perturbation.Replacement``.
         progress: told how much is done, 0 to 1; what it raises stops the method and comes out of it.
     Raises:
-        ValueError: if ``window`` is below 1 or larger than the input; else as ``integrated_gradients``.
-        UnsupportedModelError: as ``integrated_gradients``.
+        ValueError: if ``window`` is below 1 or larger than the input; else as ``perturbation.target_values``.
+        UnsupportedModelError: as ``perturbation.target_values``.
     """
-    start, note = _baseline(run, baseline, "occlusion")
-    value = _finite_value(run, target, "occlusion")
     grid = run.inputs.grid
     words = word_parts(run) if grid is None else []
     shape = (len(words),) if grid is None else (grid.rows, grid.columns)
@@ -220,28 +271,24 @@ def occlusion(
         raise ValueError(
             f"occlusion: window must be between 1 and {max(1, min(shape))} for this input but is {window}."
         )
-    entry, kept = _entry(run).detach(), kept_positions(run.inputs)
+    kind = resolved(run, replacement, "occlusion: replacement")
+    value, kept = _finite_value(run, target, "occlusion"), kept_positions(run.inputs)
     owner = torch.zeros(len(kept), dtype=torch.long)  # the word, or patch, of each kept position
     for index, part in enumerate(words or [(place,) for place in range(len(kept))]):
         owner[list(part)] = index
+    places = math.prod(side - window + 1 for side in shape)
+    tell = _counter(places + 1, progress)
 
-    def present(seen: Tensor) -> Tensor:
+    def values(seen: Tensor) -> Tensor:
         """(B, *shape), 0 where the window lies → the target's values."""
-        hidden = (seen.flatten(1) < 0.5).cpu()[:, owner]  # (B, n)
-        if grid is not None:
-            where = patch_pixels(grid, hidden, entry.shape[2], entry.shape[3])
-        else:
-            where = torch.zeros(len(hidden), position_count(run.inputs), 1, dtype=torch.bool)
-            where[:, kept, 0] = hidden
-        return forward(torch.where(where.to(entry.device), start, entry)).to(raw)  # captum's masks are there
+        hidden = seen.flatten(1)[:, owner] < 0.5
+        found = target_values(run, target, hidden, replacement=replacement)
+        tell(len(found))
+        return found
 
-    windows = 1
-    for side in shape:
-        windows *= side - window + 1
-    forward = _counted(run, target, windows + 1, progress)
-    raw = torch.zeros(position_count(run.inputs), dtype=torch.promote_types(entry.dtype, torch.float32))
+    raw = torch.zeros(position_count(run.inputs), dtype=torch.promote_types(run.model.dtype, torch.float32))
     if len(kept):
-        found = Occlusion(present).attribute(
+        found = Occlusion(values).attribute(
             torch.ones(1, *shape, dtype=raw.dtype),
             sliding_window_shapes=(window,) * len(shape),
             baselines=0.0,
@@ -253,49 +300,17 @@ def occlusion(
         raw,
         run.inputs,
         target=target.label,
-        details={"value": value, "window": float(window)},
-        notes=(note, *_decoder_note(run)),
+        details={"value": value, "window": float(window), "replacement": kind},
+        notes=(replacement_note(run, kind), *_decoder_note(run)),
     )
 
 
 # Where gradients are taken ---------------------------------------------------------------------------------------
 
 
-def _entry(run: ForwardPass) -> Tensor:
-    """(1, N, M) word embeddings or (1, C, H, W) pixels, as a new leaf that takes a gradient."""
-    found = run.embedded if run.inputs.grid is None else run.inputs.tensors["pixel_values"]
-    return found.detach().to(run.model.device, copy=True).requires_grad_()
-
-
-def _baseline(run: ForwardPass, kind: str, caller: str) -> tuple[Tensor, str]:
-    """A baseline of the shape of ``_entry``, and what it is in words."""
-    entry = _entry(run).detach()
-    known = ("default", "zero") if run.inputs.grid is None else ("default", *FILLS)
-    if kind not in known:
-        raise ValueError(
-            f"{caller}: baseline must be one of {', '.join(known)} for this input but is {kind!r}."
-        )
-    if run.inputs.grid is not None:
-        fill = "zero" if kind == "default" else kind
-        return picture_fill(run, fill).to(entry).expand_as(
-            entry
-        ).contiguous(), f"Baseline: {FILL_WORDS[fill]}."
-    if kind == "zero":
-        return torch.zeros_like(
-            entry
-        ), "Baseline: zero vectors in place of all tokens, special ones included."
-    stand_in = stand_in_token(run.model, "pad", "mask", "unk")
-    if stand_in is None:
-        vector, name = torch.zeros_like(entry[0, 0]), "zero vectors"
-    else:
-        token, name = stand_in
-        embeddings = input_embeddings(run.model.module)
-        assert embeddings is not None  # the pass saw them
-        with torch.no_grad():
-            vector = embeddings(torch.tensor([[token]], device=entry.device))[0, 0]
-    start = entry.clone()
-    start[:, kept_positions(run.inputs).to(entry.device)] = vector.to(entry)
-    return start, f"Baseline: {name} in place of every token but the special ones."
+def _leaf(run: ForwardPass) -> Tensor:
+    """``entry_of`` as a new leaf that takes a gradient."""
+    return entry_of(run).clone().requires_grad_()
 
 
 def _by_position(run: ForwardPass, attribution: Tensor) -> Tensor:
@@ -315,60 +330,33 @@ def _by_position(run: ForwardPass, attribution: Tensor) -> Tensor:
 def _counted(
     run: ForwardPass, target: Target, total: int, progress: Callable[[float], None] | None
 ) -> Callable[[Tensor], Tensor]:
-    """``_values_at`` that tells how many of ``total`` items it has run."""
-    done = 0
+    """(B, ...) embeddings or pixels → (B,) the target, telling how many of ``total`` items it has run."""
+    tell = _counter(total, progress)
 
     def forward(entries: Tensor) -> Tensor:
-        nonlocal done
-        values = _values_at(run, target, entries)
-        done += len(entries)
-        if progress is not None:
-            progress(min(done / total, 1.0))
+        values = target.value(outputs_at(run, entries))
+        if torch.is_grad_enabled() and entries.requires_grad and not values.requires_grad:
+            raise UnsupportedModelError(
+                f"gradients: {target.label!r} does not depend on the input of this model through any differentiable "
+                "operation; choose a perturbation method."
+            )
+        tell(len(entries))
         return values
 
     return forward
 
 
-def _values_at(run: ForwardPass, target: Target, entries: Tensor) -> Tensor:
-    """(B,): the target for embeddings (B, N, M) or pixels (B, C, H, W); part of the graph where one is asked for."""
-    tensors = repeated(run.inputs.tensors, len(entries))
-    if run.inputs.grid is not None:
-        outputs = graph_outputs(run.model, tensors | {"pixel_values": entries}, run.outputs.kept)
-    else:
-        with _replaced_embeddings(run.model.module, entries):
-            outputs = graph_outputs(run.model, tensors, run.outputs.kept)
-    values = target.value(outputs)
-    if torch.is_grad_enabled() and entries.requires_grad and not values.requires_grad:
-        raise UnsupportedModelError(
-            f"gradients: {target.label!r} does not depend on the input of this model through any differentiable "
-            "operation; choose a perturbation method."
-        )
-    return values
+def _counter(total: int, progress: Callable[[float], None] | None) -> Callable[[int], None]:
+    """Adds up items that were run and tells which share of ``total`` is done."""
+    done = 0
 
+    def tell(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(min(done / total, 1.0))
 
-_given: ContextVar[list[Tensor] | None] = ContextVar("analysis_evidence_given_embeddings", default=None)
-
-
-@contextmanager
-def _replaced_embeddings(module: nn.Module, entries: Tensor) -> Iterator[None]:
-    """Inside the block the input embeddings give out ``entries`` (B, N, M), once, in this context alone.
-
-    Their first call is the encoder's in an encoder-decoder whose stacks share them.
-    """
-    waiting = [entries]
-    token = _given.set(waiting)
-
-    def replace(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
-        return waiting.pop().to(output.dtype) if waiting and _given.get() is waiting else None
-
-    embeddings = input_embeddings(module)
-    assert embeddings is not None  # the pass saw them
-    handle = embeddings.register_forward_hook(replace)
-    try:
-        yield
-    finally:
-        handle.remove()
-        _given.reset(token)
+    return tell
 
 
 # Checks and notes ------------------------------------------------------------------------------------------------

@@ -5,12 +5,15 @@ Convolutional Networks", section 4.2, for pictures; Li, Monroe & Jurafsky 2016, 
 Representation Erasure", section 3, for text. Nothing is differentiated, so it works on any model; but an input with a
 hole is one that the model may never have seen, and two parts that say the same hide each other.
 
-``masked_inputs`` is the one place where tokens or patches are replaced; ``target_values`` runs what it makes.
+Parts are replaced where a model takes its input in: at the word embeddings or the pixels (``entry_of``), by those of
+an input that says nothing (``blank_of``). ``target_values`` runs what comes of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -20,19 +23,42 @@ from torch import Tensor, nn
 
 from analysis import resizing
 from analysis.evidence.explanation import Explanation, explanation_of, kept_positions, position_count
-from analysis.evidence.passes import ForwardPass, input_embeddings, plain_outputs
-from analysis.evidence.targets import Target
+from analysis.evidence.passes import ForwardPass, graph_outputs, input_embeddings, plain_outputs
+from analysis.evidence.targets import Outputs, Target
 from analysis.inputs import PatchGrid, preparation_of
 from analysis.models import LoadedModel
 from analysis.words import word_groups
 from attn_core.checks import check_ndim
 from attn_core.errors import UnsupportedModelError
 
-Replacement = Literal["default", "remove", "mean", "zero", "black", "white", "blurred"]
-"""What stands in place of a token or patch; the first two are for text, all but "remove" for pictures."""
+Replacement = Literal["default", "remove", "mask", "pad", "mean", "zero", "black", "white", "blurred"]
+"""What stands in place of a token or patch, and where the path of Integrated Gradients begins.
 
-FILLS = ("mean", "zero", "black", "white", "blurred")
+"default": the mask token of a text where the model has one, else "mean".
+"mean": the mean of all word embeddings of the model; the mean colour of the picture.
+"zero": zero vectors; 0 in the model's units, which is the mean colour of its training pictures.
+"mask", "pad" (text): the model's token of that name. "remove" (text): the token is deleted, later ones move up.
+"black", "white", "blurred" (pictures): the colour; the picture under a Gaussian as wide as a patch.
+"""
+
+TEXT_FILLS = ("mask", "pad", "mean", "zero")
+"""What a token may be replaced by."""
+
+PICTURE_FILLS = ("mean", "zero", "black", "white", "blurred")
 """What a patch may be replaced by."""
+
+FILL_WORDS = MappingProxyType(
+    {
+        ("text", "mean"): "the mean of the model's word embeddings",
+        ("text", "zero"): "zero vectors",
+        ("picture", "mean"): "the picture's mean colour",
+        ("picture", "zero"): "0 in the model's units, the mean colour of its training pictures",
+        ("picture", "black"): "black",
+        ("picture", "white"): "white",
+        ("picture", "blurred"): "the blurred picture",
+    }
+)
+"""What a fill is, in words; a token goes by its own name."""
 
 BATCH_TOKENS = 2000
 """Positions of all items of a batch together: larger batches gain nothing on a CPU."""
@@ -48,7 +74,7 @@ def leave_one_out(
     """f(x) − f(x without it) of every token or patch, one at a time.
 
     Args:
-        replacement: as in ``masked_inputs``.
+        replacement: what stands in its place; see ``Replacement``.
         progress: told how much is done, 0 to 1; what it raises stops the method and comes out of it.
     Raises:
         ValueError, UnsupportedModelError: as ``target_values``.
@@ -109,7 +135,10 @@ def _left_out(
         raw,
         run.inputs,
         target=target.label,
-        details={"value": float(values[0]), "replacement": replacement},
+        details={
+            "value": float(values[0]),
+            "replacement": resolved(run, replacement, f"{method}: replacement"),
+        },
         notes=(replacement_note(run, replacement),),
     )
 
@@ -132,31 +161,28 @@ def target_values(
 
     Args:
         masks: (B, n) bool over the kept positions, True = replaced; an all-False row is the input itself.
-        replacement: as in ``masked_inputs``.
+        replacement: see ``Replacement``.
         progress: told how much is done, 0 to 1; what it raises comes out.
     Raises:
-        ValueError: as ``masked_inputs``; if the target reads a position that "remove" moves; or if its number is not
-            finite for one of the inputs.
-        UnsupportedModelError: as ``masked_inputs``.
+        TypeError: if ``masks`` is not boolean.
+        ValueError: if ``masks`` does not fit the input, ``replacement`` is not one of this kind of input, "remove"
+            would delete everything or move the position that the target reads, or the target's number is not finite.
+        UnsupportedModelError: if the model has no such token, or no table of word embeddings to take a mean of.
     """
-    masks = _checked(run, masks, "target_values")
-    if replacement == "remove" and _reads_a_position(run, target) and bool(masks.any()):
+    masks = _checked(run, masks)
+    kind = resolved(run, replacement, "target_values: replacement")
+    if kind == "remove" and _reads_a_position(run, target) and bool(masks.any()):
         raise ValueError(
             f"target_values: replacement must not be 'remove' for {target.label!r}, which reads one position of the "
             "text; choose 'default'."
         )
-    size = batch_size(run)
     values = torch.zeros(len(masks), dtype=torch.promote_types(run.model.dtype, torch.float32))
     done = 0
-    for rows, kept in _batches(run, masks, replacement):
-        for first in range(0, len(rows), size):
-            chunk = rows[first : first + size]
-            tensors = masked_inputs(run, masks[chunk], replacement=replacement)
-            found = target.value(plain_outputs(run.model, tensors, kept))
-            values[chunk] = found.detach().to(values)
-            done += len(chunk)
-            if progress is not None:
-                progress(done / len(masks))
+    for rows, outputs in masked_outputs(run, masks, kind):
+        values[rows] = target.value(outputs).detach().to(values)
+        done += len(rows)
+        if progress is not None:
+            progress(done / len(masks))
     if not bool(values.isfinite().all()):
         row = int((~values.isfinite()).nonzero()[0, 0])
         raise ValueError(
@@ -164,6 +190,46 @@ def target_values(
             f"{masks.shape[1]} tokens or patches replaced; choose another target or replacement."
         )
     return values
+
+
+def masked_outputs(
+    run: ForwardPass, masks: Tensor, replacement: str = "default"
+) -> Iterator[tuple[list[int], Outputs]]:
+    """Rows of masks, a batch at a time, and what the model gives with their tokens or patches replaced.
+
+    Args:
+        masks, replacement: as in ``target_values``.
+    Raises:
+        ValueError, UnsupportedModelError: as ``target_values``.
+    """
+    return _removed(run, masks) if replacement == "remove" else _replaced(run, masks, replacement)
+
+
+def _replaced(run: ForwardPass, masks: Tensor, kind: str) -> Iterator[tuple[list[int], Outputs]]:
+    entry, blank = entry_of(run), blank_of(run, kind)
+    for rows in _batches(range(len(masks)), run):
+        with torch.no_grad():
+            outputs = outputs_at(run, torch.where(covered(run, masks[rows]), blank, entry))
+        yield rows, outputs
+
+
+def _removed(run: ForwardPass, masks: Tensor) -> Iterator[tuple[list[int], Outputs]]:
+    """With tokens deleted; rows that leave special tokens in the same places share a batch."""
+    kept = kept_positions(run.inputs)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for row, stays in enumerate(_staying(run, masks)):
+        after = stays.cumsum(0) - 1  # place of each position that stays
+        alike.setdefault(tuple(after[kept[stays[kept]]].tolist()), []).append(row)
+    for places, found in alike.items():
+        for rows in _batches(found, run):
+            tensors = shortened_inputs(run, masks[rows])
+            yield rows, plain_outputs(run.model, tensors, torch.tensor(places, dtype=torch.long))
+
+
+def _batches(rows: Sequence[int], run: ForwardPass) -> Iterator[list[int]]:
+    size = batch_size(run)
+    for first in range(0, len(rows), size):
+        yield list(rows[first : first + size])
 
 
 def batch_size(run: ForwardPass, tokens: int = BATCH_TOKENS) -> int:
@@ -179,61 +245,41 @@ def _reads_a_position(run: ForwardPass, target: Target) -> bool:
     return target.kind == "token_log_probability" and not run.model.is_encoder_decoder
 
 
-def _batches(run: ForwardPass, masks: Tensor, replacement: Replacement) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of masks that may share a batch, and the places that are no special tokens in what they give."""
-    kept = kept_positions(run.inputs)
-    if replacement != "remove":
-        yield torch.arange(len(masks)), kept
-        return
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for row, stays in enumerate(_staying(run, masks)):
-        after = stays.cumsum(0) - 1  # place of each position that stays
-        alike.setdefault(tuple(after[kept[stays[kept]]].tolist()), []).append(row)
-    for places, rows in alike.items():
-        yield torch.tensor(rows), torch.tensor(places, dtype=torch.long)
+def _checked(run: ForwardPass, masks: Tensor) -> Tensor:
+    check_ndim(masks, 2, "target_values: masks")
+    if masks.dtype != torch.bool:
+        raise TypeError(
+            f"target_values: masks must be boolean, True = replaced, but is {masks.dtype}; compare it to a threshold."
+        )
+    count = len(kept_positions(run.inputs))
+    if masks.shape[1] != count:
+        raise ValueError(
+            f"target_values: masks must be (B, {count}), one column a token or patch that is not special, but is "
+            f"{tuple(masks.shape)}; pass one row for each input to run."
+        )
+    return masks.cpu()
 
 
-# Inputs with parts replaced --------------------------------------------------------------------------------------
+# Where a model takes its input in --------------------------------------------------------------------------------
 
 
-def masked_inputs(
-    run: ForwardPass, masks: Tensor, *, replacement: Replacement = "default"
-) -> Mapping[str, Tensor]:
-    """Keyword arguments of the model's forward for a batch of inputs with some tokens or patches replaced.
+def entry_of(run: ForwardPass) -> Tensor:
+    """(1, N, M) word embeddings of a text, before positions are added, or (1, C, H, W) pixels; without a graph."""
+    found = run.embedded if run.inputs.grid is None else run.inputs.tensors["pixel_values"]
+    return found.detach().to(run.model.device)
 
-    Text: "default" puts the mask token there if the tokenizer has one, else the padding or the unknown token, and
-    leaves the attention mask as it is; "remove" deletes the tokens, and what is after them moves up.
-    Pictures: "default" and "mean" put the picture's mean colour there, "zero" 0 in the model's own units (the mean
-    colour of its training pictures), "black" and "white" those colours, "blurred" the picture under a Gaussian whose
-    standard deviation is the side of a patch.
 
-    Args:
-        masks: (B, n) bool over the kept positions, True = replaced.
-        replacement: what comes instead.
-    Returns:
-        tensors (B, ...) by name; nothing of ``run`` is written to.
-    Raises:
-        TypeError: if ``masks`` is not boolean.
-        ValueError: if ``masks`` does not fit the input, ``replacement`` is not one of this kind of input, or "remove"
-            would delete everything or different numbers of tokens in one batch.
-        UnsupportedModelError: if the model has none of the three tokens.
+def outputs_at(run: ForwardPass, entries: Tensor) -> Outputs:
+    """What the model gives for other word embeddings (B, N, M) or pixels (B, C, H, W); all else stays as it is.
+
+    In an encoder-decoder the encoder's embeddings alone are other ones: what the decoder reads stays.
     """
-    masks = _checked(run, masks, "masked_inputs")
-    _check_replacement(run, replacement)
-    tensors = repeated(run.inputs.tensors, len(masks))
-    grid = run.inputs.grid
-    if grid is not None:
-        pixels = tensors["pixel_values"]
-        fill = picture_fill(run, "mean" if replacement == "default" else replacement)
-        hidden = patch_pixels(grid, masks, pixels.shape[2], pixels.shape[3]).to(pixels.device)
-        return tensors | {"pixel_values": torch.where(hidden, fill, pixels)}
-    if replacement == "remove":
-        return _shortened(run, tensors, masks)
-    token, _ = _stand_in(run.model)
-    ids = tensors["input_ids"]
-    where = torch.zeros(len(masks), position_count(run.inputs), dtype=torch.bool)
-    where[:, kept_positions(run.inputs)] = masks
-    return tensors | {"input_ids": ids.masked_fill(where.to(ids.device), token)}
+    if run.inputs.grid is not None:
+        others = {name: tensor for name, tensor in run.inputs.tensors.items() if name != "pixel_values"}
+        tensors = repeated(others, len(entries)) | {"pixel_values": entries}
+        return graph_outputs(run.model, tensors, run.outputs.kept)
+    with _replaced_embeddings(run.model.module, entries):
+        return graph_outputs(run.model, repeated(run.inputs.tensors, len(entries)), run.outputs.kept)
 
 
 def repeated(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -244,55 +290,178 @@ def repeated(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     }
 
 
-def replacement_note(run: ForwardPass, replacement: Replacement) -> str:
+_given: ContextVar[list[Tensor] | None] = ContextVar("analysis_evidence_given_embeddings", default=None)
+
+
+@contextmanager
+def _replaced_embeddings(module: nn.Module, entries: Tensor) -> Iterator[None]:
+    """Inside the block the input embeddings give out ``entries`` (B, N, M), once, in this context alone.
+
+    Their first call is the encoder's in an encoder-decoder whose stacks share them.
+    """
+    waiting = [entries]
+    token = _given.set(waiting)
+
+    def replace(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
+        return waiting.pop().to(output.dtype) if waiting and _given.get() is waiting else None
+
+    embeddings = input_embeddings(module)
+    assert embeddings is not None  # the pass saw them
+    handle = embeddings.register_forward_hook(replace)
+    try:
+        yield
+    finally:
+        handle.remove()
+        _given.reset(token)
+
+
+def masked_inputs(
+    run: ForwardPass, masks: Tensor, *, replacement: Replacement = "default"
+) -> dict[str, Tensor]:
+    """Keyword arguments of the forward of a model that takes ``inputs_embeds``, with tokens or patches replaced.
+
+    Args:
+        masks, replacement: as in ``target_values``, but for "remove".
+    Returns:
+        tensors (B, ...) by name; nothing of ``run`` is written to.
+    Raises:
+        ValueError, UnsupportedModelError: as ``target_values``.
+    """
+    entries = torch.where(covered(run, masks), blank_of(run, replacement), entry_of(run))
+    name, given = ("inputs_embeds", "input_ids") if run.inputs.grid is None else ("pixel_values",) * 2
+    others = {key: tensor for key, tensor in run.inputs.tensors.items() if key != given}
+    return repeated(others, len(masks)) | {name: entries}
+
+
+def covered(run: ForwardPass, masks: Tensor) -> Tensor:
+    """(B, n) over tokens or patches → (B, N, 1) or (B, 1, H, W): which entries belong to a replaced one."""
+    grid = run.inputs.grid
+    if grid is not None:
+        height, width = run.inputs.tensors["pixel_values"].shape[2:]
+        return patch_pixels(grid, masks, height, width).to(run.model.device)
+    where = torch.zeros(len(masks), position_count(run.inputs), 1, dtype=torch.bool)
+    where[:, kept_positions(run.inputs), 0] = masks
+    return where.to(run.model.device)
+
+
+# What comes instead ----------------------------------------------------------------------------------------------
+
+
+def resolved(run: ForwardPass, kind: str, name: str, *, removal: bool = True) -> str:
+    """What "default" stands for with this input; any other kind as it is.
+
+    Args:
+        name: function and argument, for the message.
+        removal: whether "remove" makes sense there.
+    Raises:
+        ValueError: if there is no such kind for this input.
+    """
+    text = run.inputs.grid is None
+    if kind == "default":
+        return "mask" if text and stand_in_token(run.model, "mask") is not None else "mean"
+    known = (*TEXT_FILLS, *(("remove",) if removal else ())) if text else PICTURE_FILLS
+    if kind not in known:
+        raise ValueError(
+            f"{name} must be one of default, {', '.join(known)} for this input but is {kind!r}; choose one of them."
+        )
+    return kind
+
+
+def blank_of(run: ForwardPass, kind: str) -> Tensor:
+    """The input with every token or patch replaced, of the shape of ``entry_of``; special tokens stay.
+
+    Args:
+        kind: one of ``TEXT_FILLS`` or ``PICTURE_FILLS``, or "default".
+    Raises:
+        ValueError, UnsupportedModelError: as ``target_values``.
+    """
+    kind = resolved(run, kind, "blank_of: kind", removal=False)
+    entry = entry_of(run)
+    if run.inputs.grid is not None:
+        return _picture_fill(run, kind).to(entry).expand_as(entry).contiguous()
+    everything = torch.ones(1, len(kept_positions(run.inputs)), dtype=torch.bool)
+    return torch.where(covered(run, everything), _text_fill(run, kind).to(entry), entry)
+
+
+def replacement_note(run: ForwardPass, kind: str) -> str:
     """In words, what stands in place of what was left out.
 
     Raises:
-        UnsupportedModelError: as ``masked_inputs``.
+        ValueError, UnsupportedModelError: as ``target_values``.
     """
-    if replacement == "remove":
+    kind = resolved(run, kind, "replacement_note: kind")
+    if kind == "remove":
         return "Tokens were deleted and the model ran on the shorter text."
-    if run.inputs.grid is None:
-        return f"Tokens were replaced by {_stand_in(run.model)[1]}."
-    return f"Patches were replaced by {FILL_WORDS['mean' if replacement == 'default' else replacement]}."
+    return f"{'Tokens' if run.inputs.grid is None else 'Patches'} were replaced by {fill_words(run, kind)}."
 
 
-FILL_WORDS = MappingProxyType(
-    {
-        "mean": "the picture's mean colour",
-        "zero": "0 in the model's units, the mean colour of its training pictures",
-        "black": "black",
-        "white": "white",
-        "blurred": "the blurred picture",
-    }
-)
-"""What each of ``FILLS`` is."""
+def fill_words(run: ForwardPass, kind: str) -> str:
+    """A fill in words, such as "[MASK]" or "the picture's mean colour".
 
-
-def _checked(run: ForwardPass, masks: Tensor, caller: str) -> Tensor:
-    check_ndim(masks, 2, f"{caller}: masks")
-    if masks.dtype != torch.bool:
-        raise TypeError(
-            f"{caller}: masks must be boolean, True = replaced, but is {masks.dtype}; compare it to a threshold."
-        )
-    count = len(kept_positions(run.inputs))
-    if masks.shape[1] != count:
-        raise ValueError(
-            f"{caller}: masks must be (B, {count}), one column for each token or patch that is no special token, but "
-            f"is {tuple(masks.shape)}."
-        )
-    return masks.cpu()
-
-
-def _check_replacement(run: ForwardPass, replacement: str) -> None:
-    known = ("default", "remove") if run.inputs.grid is None else ("default", *FILLS)
-    if replacement not in known:
-        raise ValueError(
-            f"masked_inputs: replacement must be one of {', '.join(known)} for this input but is {replacement!r}."
-        )
+    Raises:
+        ValueError, UnsupportedModelError: as ``target_values``.
+    """
+    kind = resolved(run, kind, "fill_words: kind", removal=False)
+    if kind in ("mask", "pad"):
+        return _needed_token(run.model, kind)[1]
+    return FILL_WORDS["text" if run.inputs.grid is None else "picture", kind]
 
 
 # Text
+
+
+def _text_fill(run: ForwardPass, kind: str) -> Tensor:
+    """(M,) word embedding that stands in place of a token."""
+    if kind == "zero":
+        return torch.zeros(run.embedded.shape[-1])
+    embeddings = input_embeddings(run.model.module)
+    assert embeddings is not None  # the pass saw them
+    with torch.no_grad():
+        if kind in ("mask", "pad"):
+            token, _ = _needed_token(run.model, kind)
+            found: Tensor = embeddings(torch.tensor([[token]], device=run.model.device))[0, 0]
+            return found
+        if not isinstance(embeddings, nn.Embedding):
+            raise UnsupportedModelError(
+                f"blank_of: {run.model.title} has no table of word embeddings to take the mean of; choose 'zero' or "
+                "'remove'."
+            )
+        return _mean_embedding(embeddings)
+
+
+def _mean_embedding(embeddings: nn.Embedding) -> Tensor:
+    """(M,) over the whole vocabulary, as the module gives it out (some scale what is in their table)."""
+    weight = embeddings.weight
+    total = torch.zeros(weight.shape[1], dtype=torch.promote_types(weight.dtype, torch.float32))
+    for ids in torch.split(
+        torch.arange(len(weight), device=weight.device), 8192
+    ):  # some vocabularies are huge
+        total = total + embeddings(ids[None])[0].to(total.dtype).sum(0).cpu()
+    return total / len(weight)
+
+
+def stand_in_token(model: LoadedModel, *kinds: str) -> tuple[int, str] | None:
+    """The first of these special tokens that a model has: its index and its name as the tokenizer writes it."""
+    config = getattr(model.module, "config", None)
+    embeddings = input_embeddings(model.module)
+    vocabulary = embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else None
+    for kind in kinds:
+        number = getattr(model.processor, f"{kind}_token_id", None)
+        if number is None:
+            number = getattr(config, f"{kind}_token_id", None)
+        if isinstance(number, int) and number >= 0 and (vocabulary is None or number < vocabulary):
+            written: Any = getattr(model.processor, f"{kind}_token", None)
+            return number, str(written or f"the {kind} token")
+    return None
+
+
+def _needed_token(model: LoadedModel, kind: str) -> tuple[int, str]:
+    found = stand_in_token(model, kind)
+    if found is None:
+        raise UnsupportedModelError(
+            f"blank_of: {model.title} has no {kind} token to put in place of a token; choose replacement='mean'."
+        )
+    return found
 
 
 def _staying(run: ForwardPass, masks: Tensor) -> Tensor:
@@ -302,18 +471,24 @@ def _staying(run: ForwardPass, masks: Tensor) -> Tensor:
     return stays
 
 
-def _shortened(run: ForwardPass, tensors: Mapping[str, Tensor], masks: Tensor) -> dict[str, Tensor]:
-    """The tensors without the masked positions; position ids count what is left."""
-    stays = _staying(run, masks)
+def shortened_inputs(run: ForwardPass, masks: Tensor) -> dict[str, Tensor]:
+    """Keyword arguments of the model's forward with the masked tokens deleted; position ids count what is left.
+
+    Args:
+        masks: (B, n) bool over the kept positions, equally many True in every row.
+    Raises:
+        ValueError: if rows delete different numbers of tokens, or everything.
+    """
+    stays, tensors = _staying(run, masks), repeated(run.inputs.tensors, len(masks))
     lengths = stays.sum(1)
     if len(masks) and int(lengths.min()) != int(lengths.max()):
         raise ValueError(
-            "masked_inputs: masks must replace equally many tokens in every row under 'remove' but replace "
+            "shortened_inputs: masks must delete equally many tokens in every row but delete "
             f"{int(masks.sum(1).min())} to {int(masks.sum(1).max())}; pass rows of one number, or use target_values."
         )
     if len(masks) and not int(lengths[0]):
         raise ValueError(
-            "masked_inputs: masks must leave a token under 'remove' but delete all and the model has no special "
+            "shortened_inputs: masks must leave a token under 'remove' but delete all and the model has no special "
             "tokens; choose 'default'."
         )
     count = stays.shape[1]
@@ -329,34 +504,6 @@ def _shortened(run: ForwardPass, tensors: Mapping[str, Tensor], masks: Tensor) -
     return shorter
 
 
-def stand_in_token(model: LoadedModel, *kinds: Literal["mask", "pad", "unk"]) -> tuple[int, str] | None:
-    """The first of these special tokens that a model has: its index and its name as the tokenizer writes it."""
-    config = getattr(model.module, "config", None)
-    embeddings = input_embeddings(model.module)
-    vocabulary = embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else None
-    for kind in kinds:
-        number = getattr(model.processor, f"{kind}_token_id", None)
-        if number is None:
-            number = getattr(config, f"{kind}_token_id", None)
-        if isinstance(number, int) and number >= 0 and (vocabulary is None or number < vocabulary):
-            written: Any = getattr(model.processor, f"{kind}_token", None)
-            return number, str(written or f"the {kind} token")
-    return None
-
-
-def _stand_in(model: LoadedModel) -> tuple[int, str]:
-    if model.is_causal and model.task == "sequence-classification":  # reads the last token that is no padding
-        found = stand_in_token(model, "mask", "unk", "pad")
-    else:
-        found = stand_in_token(model, "mask", "pad", "unk")
-    if found is None:
-        raise UnsupportedModelError(
-            f"masked_inputs: {model.title} has no mask, padding or unknown token to put in place of a token; choose "
-            "replacement='remove'."
-        )
-    return found
-
-
 # Pictures
 
 
@@ -369,17 +516,9 @@ def patch_pixels(grid: PatchGrid, masks: Tensor, height: int, width: int) -> Ten
     return nn.functional.pad(pixels, missing, value=False)
 
 
-def picture_fill(run: ForwardPass, kind: str) -> Tensor:
-    """(1, C, 1, 1) colour or (1, C, H, W) picture in the model's units: one of ``FILLS``.
-
-    Raises:
-        ValueError: if there is no such kind, or the input is no picture.
-    """
-    if run.inputs.grid is None or kind not in FILLS:
-        raise ValueError(
-            f"picture_fill: kind must be one of {', '.join(FILLS)} and the input a picture, but kind is {kind!r} and "
-            f"the input is {'text' if run.inputs.grid is None else 'a picture'}."
-        )
+def _picture_fill(run: ForwardPass, kind: str) -> Tensor:
+    """(1, C, 1, 1) colour or (1, C, H, W) picture in the model's units."""
+    assert run.inputs.grid is not None
     grid, pixels = run.inputs.grid, run.inputs.tensors["pixel_values"]
     if kind == "mean":
         return pixels[..., : grid.height, : grid.width].mean((2, 3), keepdim=True)

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 from analysis.errors import UnsupportedModelError
-from analysis.evidence import gradients
+from analysis.evidence import gradients, perturbation
 from analysis.evidence.explanation import to_words
 from analysis.evidence.gradients import (
     input_x_gradient,
@@ -45,6 +45,7 @@ METHODS = {
     "saliency": saliency,
     "input_x_gradient": input_x_gradient,
 }
+PLAIN = {"stretches": 1, "most": 1}  # captum's own rule: no stretches, no halving
 LIVELY = BERT | {"initializer_range": 0.3}  # logits that depend on the words
 WITH_PROGRESS = ("integrated_gradients", "smooth_grad", "occlusion")
 
@@ -162,12 +163,12 @@ def assert_same(before, after):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(
     ("baseline", "key"),
-    [("default", "lig_word"), ("default", "ig_word_padbaseline"), ("zero", "ig_word_zerobaseline")],
+    [("pad", "lig_word"), ("pad", "ig_word_padbaseline"), ("zero", "ig_word_zerobaseline")],
 )
 @pytest.mark.parametrize("name", TEXTS)
 def test_integrated_gradients_of_text_are_captums(name, baseline, key, dtype, attributions):
     run, target, arrays = oracle_run(name, dtype)
-    found = integrated_gradients(run, target, baseline=baseline)
+    found = integrated_gradients(run, target, baseline=baseline, **PLAIN)
     hold(attributions[0][0], arrays[key], dtype, 1e-3)
     hold(found.scores, arrays[f"{key}_tokens"][1:-1], dtype, 1e-3)
     scale = np.abs(arrays[key]).max()
@@ -176,14 +177,14 @@ def test_integrated_gradients_of_text_are_captums(name, baseline, key, dtype, at
     )
     assert found.details["steps"] == 50
     assert found.positions.tolist() == list(range(1, len(arrays["input_ids"]) - 1))
-    assert (found.removed > 1e-3) == (baseline == "zero"), "special tokens are their own default baseline"
+    assert (found.removed > 1e-3) == (baseline == "zero"), "special tokens are their own baseline under 'pad'"
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", PICTURES)
 def test_integrated_gradients_of_pictures_are_captums(name, dtype, attributions):
     run, target, arrays = oracle_run(name, dtype)
-    found = integrated_gradients(run, target)
+    found = integrated_gradients(run, target, baseline="zero", **PLAIN)
     hold(attributions[0][0], arrays["ig_zerobaseline"], dtype, 1e-3)
     hold(found.scores, patches(arrays["ig_zerobaseline"]), dtype, 1e-3)
     assert found.details["delta"] == pytest.approx(
@@ -223,7 +224,7 @@ def test_gradients_of_pictures_are_captums(name, dtype, attributions):
         hold(attributions.pop()[0], arrays[key], dtype)
         hold(found.scores, patches(arrays[key]), dtype)
     expected = arrays["occlusion_8x8_zero"][0, ::8, ::8].ravel()  # spread over the patch's pixels
-    hold(occlusion(run, target).scores, expected, dtype)
+    hold(occlusion(run, target, replacement="zero").scores, expected, dtype)
     hold(leave_one_out(run, target, replacement="zero").scores, expected, dtype)
 
 
@@ -245,7 +246,7 @@ def test_on_a_linear_model_all_methods_agree(tmp_path, attributions):
         exact = (run.embedded[0] * weights).sum(-1).detach()
         product = input_x_gradient(run, target).scores
         path = integrated_gradients(run, target, baseline="zero", steps=3)
-        hidden = to_words(occlusion(run, target, baseline="zero"), run.inputs.tokens)[0].scores
+        hidden = to_words(occlusion(run, target, replacement="zero"), run.inputs.tokens)[0].scores
     finally:
         handle.remove()
     assert_close(product, exact, rtol=1e-4, atol=1e-5)
@@ -274,9 +275,9 @@ def test_occlusion_is_the_mean_over_the_windows_that_cover_a_patch(rows, columns
     read.append(values)
     if window > min(rows, columns):
         with pytest.raises(ValueError, match="window must be between 1 and"):
-            occlusion(run, target, window=window)
+            occlusion(run, target, window=window, replacement="zero")
         return
-    found = occlusion(run, target, window=window).to_grid()
+    found = occlusion(run, target, window=window, replacement="zero").to_grid()
     single = patch_grid(values, rows, columns)[0] * factors
     total, covers = torch.zeros(rows, columns), torch.zeros(rows, columns)
     for row in range(rows - window + 1):
@@ -289,7 +290,9 @@ def test_occlusion_is_the_mean_over_the_windows_that_cover_a_patch(rows, columns
     product = input_x_gradient(run, target)
     assert_close(product.to_grid(), single, rtol=1e-3, atol=1e-3)
     read.append(values)
-    assert_close(integrated_gradients(run, target, steps=2).to_grid(), single, rtol=1e-3, atol=1e-3)
+    assert_close(
+        integrated_gradients(run, target, steps=2, baseline="zero").to_grid(), single, rtol=1e-3, atol=1e-3
+    )
 
 
 def patch_grid(pixels, rows, columns):
@@ -311,7 +314,9 @@ def fake_run(values):
 
 def test_completeness_grows_with_the_steps():
     run, target, _ = oracle_run("bert_text0_class0", "float64")
-    errors = [abs(integrated_gradients(run, target, steps=steps).details["delta"]) for steps in (1, 8, 64)]
+    errors = [
+        abs(integrated_gradients(run, target, steps=steps, **PLAIN).details["delta"]) for steps in (1, 8, 64)
+    ]
     assert errors[2] < 1e-2 * errors[1] < 1e-3 * errors[0]
 
 
@@ -320,17 +325,74 @@ def test_scores_sum_to_the_rise_from_the_baseline(run):
     rise = found.details["value"] - found.details["baseline_value"]
     assert float(found.scores.sum()) == pytest.approx(rise, abs=1e-4)
     ids = run.inputs.tensors["input_ids"].clone()
-    ids[0, 1:-1] = 0  # [PAD]
+    ids[0, 1:-1] = run.model.processor.mask_token_id
     with torch.no_grad():
         logits = run.model.module(**(run.inputs.tensors | {"input_ids": ids})).logits
     assert found.details["baseline_value"] == pytest.approx(float(logits[0, 0]), abs=1e-5)
-    assert "[PAD]" in found.notes[0]
+    assert "[MASK]" in found.notes[0]
 
 
 def test_too_few_steps_are_told():
     run, target, _ = oracle_run("vit_noise_class1", "float32")
-    assert any("more steps" in note for note in integrated_gradients(run, target, steps=1).notes)
-    assert not any("more steps" in note for note in integrated_gradients(run, target, steps=64).notes)
+    assert any("take more" in note for note in integrated_gradients(run, target, steps=1, most=1).notes)
+    assert not any("take more" in note for note in integrated_gradients(run, target, steps=64).notes)
+
+
+def steep_run(place, width):
+    """A target that rises by 3 about one place on the way from an empty picture, as picture models do."""
+    run = fake_run(torch.linspace(0.5, 1.5, 3 * 16 * 16).reshape(1, 3, 16, 16))
+    read = [run.inputs.tensors["pixel_values"]]
+    run.model.module.register_forward_pre_hook(
+        lambda _, __, given: read.append(given["pixel_values"]), with_kwargs=True
+    )
+
+    def value(_):
+        return 1.5 * torch.tanh((read[-1].mean((1, 2, 3)) - place) / width)
+
+    return run, Target("steep", "steep", value, ())
+
+
+@pytest.mark.parametrize(("place", "width"), [(0.5, 0.3), (0.03, 0.01), (0.03, 0.002), (0.005, 0.001)])
+def test_a_steep_start_is_no_matter(place, width):
+    """What one rule of 50 points may miss, stretches of 10 find, or halving does."""
+    run, target = steep_run(place, width)
+    plain = integrated_gradients(run, target, baseline="zero", **PLAIN)
+    found = integrated_gradients(run, target, baseline="zero")
+    rise = found.details["value"] - found.details["baseline_value"]
+    assert abs(found.details["delta"]) < 0.05 * rise
+    assert float(found.scores.sum()) == pytest.approx(rise + found.details["delta"], abs=1e-4)
+    assert 50 <= found.details["steps"] <= 200
+    assert plain.details["steps"] == 50
+    assert (abs(plain.details["delta"]) > 0.05 * rise) == (width < 0.005)
+
+
+def test_halving_stops_at_the_most_and_says_so():
+    run, target = steep_run(0.03, 1e-6)
+    for most in (50, 90, 200):
+        found = integrated_gradients(run, target, baseline="zero", most=most)
+        assert most - 20 < found.details["steps"] <= most
+        assert f"after {int(found.details['steps'])} steps" in found.notes[1]
+        missed = float(found.scores.sum()) - found.details["value"] + found.details["baseline_value"]
+        assert found.details["delta"] == pytest.approx(missed, abs=1e-4)
+
+
+@settings(max_examples=15)
+@given(steps=st.integers(1, 30), stretches=st.integers(1, 7), most=st.integers(0, 60))
+def test_any_stretches_find_the_integral_of_a_polynomial(steps, stretches, most):
+    """Two Gauss–Legendre points are exact for a cubic: so is every cut of the line into stretches of two."""
+    run, _ = steep_run(0.5, 1.0)
+    read = []
+    run.model.module.register_forward_pre_hook(
+        lambda _, __, given: read.append(given["pixel_values"]), with_kwargs=True
+    )
+    target = Target("cubic", "cubic", lambda _: (read[-1].double() ** 3).mean((1, 2, 3)), ())
+    read.append(run.inputs.tensors["pixel_values"])
+    found = integrated_gradients(
+        run, target, steps=2 * steps * stretches, stretches=stretches, most=most, baseline="zero"
+    )
+    cubes = run.inputs.tensors["pixel_values"].double() ** 3 / (3 * 16 * 16)
+    assert_close(found.scores.double(), patch_grid(cubes, 2, 2).flatten(), rtol=1e-4, atol=1e-6)
+    assert found.details["steps"] == 2 * steps * stretches
 
 
 def test_smooth_grad_is_captums_noise_tunnel(attributions):
@@ -410,8 +472,11 @@ def test_a_planted_patch_wins():
     values = torch.zeros(1, 3, 32, 32)
     values[:, :, 8:16, 16:24] = 1.5
     run = forward_pass(model, picture_inputs(values, 8))
-    for method in ("integrated_gradients", "occlusion", "input_x_gradient"):
-        found = METHODS[method](run, class_logit(2))
+    for found in (
+        integrated_gradients(run, class_logit(2), steps=9, baseline="zero"),
+        occlusion(run, class_logit(2), replacement="zero"),
+        input_x_gradient(run, class_logit(2)),
+    ):
         assert found.strongest(1) == [6]
         assert int((found.scores.abs() > 1e-6).sum()) == 1, "what is its own baseline has no share"
 
@@ -422,7 +487,7 @@ def test_baselines_of_pictures():
         kind: integrated_gradients(run, target, baseline=kind, steps=12)
         for kind in ("default", "zero", "mean", "black", "white", "blurred")
     }
-    assert torch.equal(answers["default"].scores, answers["zero"].scores)
+    assert torch.equal(answers["default"].scores, answers["mean"].scores)
     distinct = {round(float(found.scores.sum()), 4) for found in answers.values()}
     assert len(distinct) == 5
     assert len({found.notes[0] for found in answers.values()}) == 5
@@ -444,17 +509,32 @@ def test_words_are_occluded_whole(bert):
     assert max(map(len, groups)) > 1
     for score, group in zip(words.scores, groups, strict=True):
         ids = run.inputs.tensors["input_ids"].clone()
-        ids[0, list(group)] = 0
+        ids[0, list(group)] = bert.processor.mask_token_id
         with torch.no_grad():
             logits = bert.module(**(run.inputs.tensors | {"input_ids": ids})).logits
         assert float(score) == pytest.approx(run.value(class_logit(0)) - float(logits[0, 0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["default", "mean", "zero"])
+def test_a_window_of_one_is_leave_one_out(run, kind):
+    """One vocabulary and one way to replace: whole words of a text, single patches of a picture."""
+    words = perturbation.leave_words_out(run, class_logit(0), replacement=kind)
+    found = occlusion(run, class_logit(0), replacement=kind)
+    assert_close(found.scores, words.scores, rtol=1e-4, atol=1e-6)
+    assert found.notes == words.notes
+    picture, target, _ = oracle_run("vit_tabby_class1", "float64")
+    patches = leave_one_out(picture, target, replacement=kind)
+    found = occlusion(picture, target, replacement=kind)
+    assert_close(found.scores, patches.scores, rtol=1e-5, atol=1e-7)
+    assert found.notes == patches.notes
+    assert found.details["replacement"] == patches.details["replacement"]
 
 
 # Families
 
 
 def test_causal_language_models(tmp_path):
-    """Zero vectors where there is no special token but the unknown one; later tokens are ignored."""
+    """Their only special token ends a text, and is no baseline; later tokens are ignored."""
     model = loaded(tmp_path, "GPT2LMHeadModel", "GPT2Config", byte_level(), **GPT2)
     run = forward_pass(model, encode_text(model, "we say hello"))
     target = token_log_probability(1, 40)
@@ -463,7 +543,10 @@ def test_causal_language_models(tmp_path):
         assert float(found.scores[2:].abs().max()) < 1e-6 or found.method == "occlusion"
         assert float(found.scores[:2].abs().max()) > 1e-5
     note = integrated_gradients(run, target, steps=2).notes[0]
-    assert "<|endoftext|>" in note
+    assert (
+        note
+        == "Baseline: the mean of the model's word embeddings in place of every token but the special ones."
+    )
 
 
 def test_classifiers_that_take_no_batch(tmp_path):
@@ -541,7 +624,7 @@ def test_progress_is_told_and_can_stop(run, method, monkeypatch):
     with pytest.raises(Stopped):
         METHODS[method](run, class_logit(0), progress=stop)
     assert_same(before, state(run.model))
-    assert gradients._given.get() is None
+    assert perturbation._given.get() is None
 
 
 def test_a_failing_pass_leaves_no_hook(run):
@@ -572,17 +655,19 @@ def test_bad_options_are_told(run):
     with pytest.raises(ValueError, match="integrated_gradients: steps must be at least 1 but is 0"):
         integrated_gradients(run, target, steps=0)
     with pytest.raises(
-        ValueError, match=r"integrated_gradients: baseline must be one of default, zero .* 'grey'"
+        ValueError, match=r"integrated_gradients: baseline must be one of default, mask, .* 'grey'"
     ):
         integrated_gradients(run, target, baseline="grey")
+    with pytest.raises(ValueError, match=r"integrated_gradients: baseline .* but is 'remove'"):
+        integrated_gradients(run, target, baseline="remove")
     with pytest.raises(ValueError, match="smooth_grad: samples must be at least 1"):
         smooth_grad(run, target, samples=0)
     with pytest.raises(ValueError, match="smooth_grad: level must be at least 0"):
         smooth_grad(run, target, level=-1.0)
     with pytest.raises(ValueError, match="occlusion: window must be between 1 and 9"):
         occlusion(run, target, window=0)
-    with pytest.raises(ValueError, match="occlusion: baseline must be one of"):
-        occlusion(run, target, baseline="mean")
+    with pytest.raises(ValueError, match="occlusion: replacement must be one of"):
+        occlusion(run, target, replacement="black")
     with pytest.raises(ValueError, match="index must be between 0 and 1"):
         saliency(run, class_logit(7))
 

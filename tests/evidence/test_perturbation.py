@@ -16,23 +16,33 @@ from analysis.evidence import perturbation
 from analysis.evidence.explanation import kept_positions, to_words
 from analysis.evidence.passes import forward_pass
 from analysis.evidence.perturbation import (
+    PICTURE_FILLS,
+    TEXT_FILLS,
     batch_size,
+    blank_of,
+    covered,
     leave_one_out,
     leave_words_out,
-    masked_inputs,
+    outputs_at,
     patch_pixels,
-    picture_fill,
-    stand_in_token,
+    replacement_note,
+    shortened_inputs,
     target_values,
 )
 from analysis.evidence.targets import Target, class_logit, concept_similarity, token_log_probability
-from analysis.inputs import PatchGrid, encode_pair, encode_text
+from analysis.figure_data import TokenLabel
+from analysis.inputs import Inputs, PatchGrid, encode_pair, encode_text
 from tests.evidence.oracle_models import oracle, pixels_of, small_vit
 from tests.input_helpers import BART, BERT, GPT2, T5, byte_level, loaded, unigram, word_piece
 
 LIVELY = BERT | {"initializer_range": 0.3}
 SENTENCE = "the quick brown fox jumps over naive owners"
-FILLS = ("default", "mean", "zero", "black", "white", "blurred")
+
+
+EMPTY = Inputs(
+    tensors={}, tokens=(), target_tokens=None, grid=None, picture=None, source="", digest="", notes=(),
+    total_tokens=0, kept_tokens=0,
+)  # fmt: skip
 
 
 class Stopped(Exception):
@@ -163,7 +173,12 @@ def test_any_masks_give_the_values_of_single_runs(run, data):
     kind = data.draw(st.sampled_from(["default", "remove"]))
     found = target_values(run, class_logit(1), masks, replacement=kind)
     for value, mask in zip(found, masks, strict=True):
-        alone = masked_inputs(run, mask[None], replacement=kind)
+        if kind == "remove":
+            alone = shortened_inputs(run, mask[None])
+        else:
+            ids = run.inputs.tensors["input_ids"].clone()
+            ids[0, kept_positions(run.inputs)[mask]] = run.model.processor.mask_token_id
+            alone = run.inputs.tensors | {"input_ids": ids}
         assert float(value) == pytest.approx(float(logits(run.model, **alone)[0, 1]), abs=1e-5)
 
 
@@ -192,18 +207,17 @@ def test_batches_change_nothing(run, picture, monkeypatch):
 
 
 def test_nothing_replaced_is_the_input_itself(run, picture):
-    for one, kinds in ((run, ("default", "remove")), (picture, FILLS)):
+    for one, kinds in ((run, (*TEXT_FILLS, "remove")), (picture, PICTURE_FILLS)):
         none = torch.zeros(2, len(kept_positions(one.inputs)), dtype=torch.bool)
         for kind in kinds:
-            for name, tensor in masked_inputs(one, none, replacement=kind).items():
-                given = one.inputs.tensors[name]
-                assert torch.equal(tensor, given.expand(2, *given.shape[1:]))
+            values = target_values(one, class_logit(1), none, replacement=kind)
+            assert_close(values, torch.full((2,), one.value(class_logit(1))), rtol=1e-5, atol=1e-6)
 
 
 def test_all_removed_leaves_the_special_tokens(run):
     count = len(kept_positions(run.inputs))
     whole = torch.ones(1, count, dtype=torch.bool)
-    tensors = masked_inputs(run, whole, replacement="remove")
+    tensors = shortened_inputs(run, whole)
     assert tensors["input_ids"].tolist() == [[2, 3]]
     assert tensors["attention_mask"].shape == (1, 2)
     assert target_values(run, class_logit(0), whole, replacement="remove").shape == (1,)
@@ -233,58 +247,140 @@ def test_removal_keeps_the_embedding_over_what_is_left(bert):
 
 def test_fills_of_pictures(picture):
     pixels = picture.inputs.tensors["pixel_values"]
-    assert_close(picture_fill(picture, "mean")[0, :, 0, 0], pixels[0].mean((1, 2)))
-    assert not picture_fill(picture, "zero").any()
+    assert torch.equal(blank_of(picture, "default"), blank_of(picture, "mean"))
+    assert_close(blank_of(picture, "mean")[0, :, 3, 5], pixels[0].mean((1, 2)))
+    assert not blank_of(picture, "zero").any()
     for kind, value in (("black", -1.0), ("white", 1.0)):  # this model's values are (colour − 0.5) / 0.5
-        assert_close(picture_fill(picture, kind), torch.full((1, 3, 1, 1), value))
-    blurred = picture_fill(picture, "blurred")
-    assert blurred.shape == pixels.shape
+        assert_close(blank_of(picture, kind), torch.full_like(pixels, value))
+    blurred = blank_of(picture, "blurred")
     assert float(blurred.std((2, 3)).max()) < 0.5 * float(pixels.std((2, 3)).max())
     flat = replace(
         picture, inputs=replace(picture.inputs, tensors={"pixel_values": torch.full_like(pixels, 0.7)})
     )
-    assert_close(picture_fill(flat, "blurred"), torch.full_like(pixels, 0.7))
+    assert_close(blank_of(flat, "blurred"), torch.full_like(pixels, 0.7))
     masks = torch.zeros(1, 16, dtype=torch.bool)
     masks[0, 5] = True
-    for kind in FILLS:
-        changed = masked_inputs(picture, masks, replacement=kind)["pixel_values"]
-        same = (changed == pixels).all(1)[0]
-        assert same[:8].all()
-        assert same[8:16, :8].all()
-        assert not same[8:16, 8:16].all()
+    expected = torch.zeros(1, 1, 32, 32, dtype=torch.bool)
+    expected[..., 8:16, 8:16] = True
+    assert torch.equal(covered(picture, masks), expected)
+    for kind in PICTURE_FILLS:
+        assert replacement_note(picture, kind).startswith("Patches were replaced by ")
+    assert len({replacement_note(picture, kind) for kind in PICTURE_FILLS}) == 5
+
+
+def test_fills_of_texts(run):
+    table = run.model.module.get_input_embeddings().weight
+    kept, special = kept_positions(run.inputs), [0, run.embedded.shape[1] - 1]
+    expected = {"mask": table[4], "pad": table[0], "mean": table.mean(0), "zero": torch.zeros(32)}
+    for kind, vector in expected.items():
+        blank = blank_of(run, kind)
+        assert_close(blank[0, kept], vector.detach().expand(len(kept), -1))
+        assert torch.equal(blank[0, special], run.embedded[0, special])
+    assert torch.equal(blank_of(run, "default"), blank_of(run, "mask"))
+    assert replacement_note(run, "pad") == "Tokens were replaced by [PAD]."
+
+
+def test_replacing_keeps_the_places_of_the_others(tmp_path):
+    """RoBERTa counts positions by what is no padding: a padding token put there would move all that follow."""
+    model = loaded(tmp_path, "RobertaForSequenceClassification", "RobertaConfig", byte_level(roberta=True),
+                   **(LIVELY | {"pad_token_id": 1, "max_position_embeddings": 70}))  # fmt: skip
+    run = forward_pass(model, encode_text(model, "we say hello"))
+    masks = torch.eye(len(kept_positions(run.inputs)), dtype=torch.bool)[:1]
+    position_ids = torch.arange(run.embedded.shape[1])[None] + 2
+    ids = run.inputs.tensors["input_ids"].clone()
+    assert_close(logits(model, **(run.inputs.tensors | {"position_ids": position_ids})), run.outputs.logits)
+    ids[0, 1] = 1
+    expected = logits(model, **(run.inputs.tensors | {"input_ids": ids, "position_ids": position_ids}))
+    moved = logits(model, **(run.inputs.tensors | {"input_ids": ids}))
+    found = target_values(run, class_logit(0), masks, replacement="pad")
+    assert_close(found, expected[:, 0])
+    assert abs(float(found - moved[:, 0])) > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("model", "config", "tokenizer", "options", "token"),
+    ("model", "config", "tokenizer", "options", "words"),
     [
         ("BertForSequenceClassification", "BertConfig", word_piece, BERT, "[MASK]"),
         ("BartForConditionalGeneration", "BartConfig", unigram, BART, "<mask>"),
-        ("GPT2LMHeadModel", "GPT2Config", byte_level, GPT2, "<|endoftext|>"),
-        ("T5ForConditionalGeneration", "T5Config", None, T5, "the pad token"),
+        ("GPT2LMHeadModel", "GPT2Config", byte_level, GPT2, "the mean of the model's word embeddings"),
+        ("T5ForConditionalGeneration", "T5Config", None, T5, "the mean of the model's word embeddings"),
     ],
 )
-def test_the_stand_in_of_each_family(tmp_path, model, config, tokenizer, options, token):
+def test_the_default_of_each_family(tmp_path, model, config, tokenizer, options, words):
     found = loaded(tmp_path, model, config, tokenizer() if tokenizer else None, **options)
-    number, name = stand_in_token(found, "mask", "pad", "unk")
-    assert name == token
-    if tokenizer:
-        assert found.processor.convert_ids_to_tokens(number) == token
+    ids = torch.tensor([[5, 6, 7]])
+    tensors = {"input_ids": ids} | ({"decoder_input_ids": ids} if found.is_encoder_decoder else {})
+    tokens = tuple(TokenLabel(str(i), str(i), special=False, word=i) for i in range(3))
+    run = forward_pass(found, replace(EMPTY, tensors=tensors, tokens=tokens, target_tokens=tokens))
+    assert replacement_note(run, "default") == f"Tokens were replaced by {words}."
+    if tokenizer and found.processor.mask_token_id is not None:
+        expected = found.module.get_input_embeddings()(torch.tensor(found.processor.mask_token_id))
     else:
-        assert number == 1
+        expected = found.module.get_input_embeddings()(torch.arange(400)).mean(0)
+    assert_close(blank_of(run, "default")[0], expected.detach().expand(3, -1))
+
+
+@pytest.mark.parametrize("task", ["GPT2LMHeadModel", "GPT2ForSequenceClassification"])
+def test_padding_that_ends_the_text_stands_in_for_nothing(tmp_path, task):
+    """Many decoders pad with their end of text; put into a sentence it would say that the sentence ends there."""
+    tokenizer = byte_level()
+    tokenizer.pad_token = tokenizer.eos_token
+    options = GPT2 | {"pad_token_id": tokenizer.eos_token_id, "initializer_range": 0.3}
+    model = loaded(tmp_path, task, "GPT2Config", tokenizer, **options)
+    run = forward_pass(model, encode_text(model, "we say hello"))
+    target = class_logit(1) if "Sequence" in task else token_log_probability(1, 40)
+    found = leave_one_out(run, target)
+    assert found.notes == ("Tokens were replaced by the mean of the model's word embeddings.",)
+    entry, mean = run.embedded.detach(), model.module.transformer.wte.weight.mean(0)
+    for index, score in enumerate(found.scores):
+        changed = entry.clone()
+        changed[0, index] = mean
+        with torch.no_grad():
+            alone = target.value(outputs_at(run, changed))
+        assert float(score) == pytest.approx(run.value(target) - float(alone[0]), abs=1e-5)
+    ended = leave_one_out(run, target, replacement="pad")
+    assert "<|endoftext|>" in ended.notes[0]
+    assert not torch.allclose(ended.scores, found.scores, atol=1e-3)
+
+
+def test_padding_put_last_does_not_move_what_a_classifier_reads(tmp_path):
+    """GPT-2's head reads the last token that is no padding: by the ids of the text, whatever replaces its tokens."""
+    tokenizer = byte_level()
+    tokenizer.pad_token = tokenizer.eos_token
+    options = GPT2 | {"pad_token_id": tokenizer.eos_token_id, "initializer_range": 0.3}
+    model = loaded(tmp_path, "GPT2ForSequenceClassification", "GPT2Config", tokenizer, **options)
+    run = forward_pass(model, encode_text(model, "we say hello"))
+    last = torch.zeros(1, len(kept_positions(run.inputs)), dtype=torch.bool)
+    last[0, -1] = True
+    ids = run.inputs.tensors["input_ids"].clone()
+    ids[0, -1] = tokenizer.pad_token_id
+    with torch.no_grad():
+        state = model.module.transformer(input_ids=ids).last_hidden_state
+        read = model.module.score(state)
+    found = target_values(run, class_logit(1), last, replacement="pad")
+    assert_close(found, read[:, -1, 1])
+    assert abs(float(found - read[0, -2, 1])) > 1e-3
 
 
 def test_encoder_decoders_keep_the_decoders_input(tmp_path):
     model = loaded(tmp_path, "BartForConditionalGeneration", "BartConfig", unigram(), **BART)
     run = forward_pass(model, encode_text(model, "the house", target="das haus ist"))
     masks = torch.eye(len(kept_positions(run.inputs)), dtype=torch.bool)
-    for kind in ("default", "remove"):
-        tensors = masked_inputs(run, masks, replacement=kind)
-        assert torch.equal(
-            tensors["decoder_input_ids"], run.inputs.tensors["decoder_input_ids"].expand(len(masks), -1)
-        )
+    tensors = shortened_inputs(run, masks)
+    given = run.inputs.tensors["decoder_input_ids"]
+    assert torch.equal(tensors["decoder_input_ids"], given.expand(len(masks), -1))
+    for kind in ("default", "mean", "remove"):
         values = target_values(run, token_log_probability(1, 30), masks, replacement=kind)
         assert values.shape == (len(masks),)
     assert leave_one_out(run, token_log_probability(1, 30)).scores.shape == (len(masks),)
+
+
+def test_a_model_that_needs_its_ids_keeps_them(tmp_path):
+    """BART's classifier finds the end of the text by its id."""
+    model = loaded(tmp_path, "BartForSequenceClassification", "BartConfig", unigram(), **BART, init_std=0.3)
+    run = forward_pass(model, encode_text(model, "the house is old"))
+    for kind in TEXT_FILLS:
+        assert float(leave_one_out(run, class_logit(0), replacement=kind).scores.abs().max()) > 1e-6
 
 
 def test_a_decoder_of_one_target_length_is_not_cut(tmp_path):
@@ -294,7 +390,7 @@ def test_a_decoder_of_one_target_length_is_not_cut(tmp_path):
     count = run.inputs.tensors["input_ids"].shape[1]
     assert run.inputs.tensors["decoder_input_ids"].shape[1] == count
     masks = torch.eye(len(kept_positions(run.inputs)), dtype=torch.bool)
-    tensors = masked_inputs(run, masks, replacement="remove")
+    tensors = shortened_inputs(run, masks)
     assert tensors["decoder_input_ids"].shape[1] == count
     assert tensors["input_ids"].shape[1] == tensors["attention_mask"].shape[1] == count - 1
 
@@ -349,25 +445,26 @@ def test_a_failing_pass_leaves_no_hook(run):
 def test_bad_arguments_are_told(run, picture):
     count = len(kept_positions(run.inputs))
     masks = torch.eye(count, dtype=torch.bool)
-    with pytest.raises(TypeError, match="masked_inputs: masks must be boolean"):
-        masked_inputs(run, masks.float())
+    with pytest.raises(TypeError, match="target_values: masks must be boolean"):
+        target_values(run, class_logit(0), masks.float())
     with pytest.raises(ValueError, match=rf"target_values: masks must be \(B, {count}\)"):
         target_values(run, class_logit(0), masks[:, 1:])
     with pytest.raises(ValueError, match="masks must have 2 axes"):
-        masked_inputs(run, masks[0])
+        target_values(run, class_logit(0), masks[0])
     with pytest.raises(
-        ValueError, match="replacement must be one of default, remove for this input but is 'blurred'"
+        ValueError,
+        match=r"replacement must be one of default, mask, .*, remove for this input but is 'blurred'",
     ):
         leave_one_out(run, class_logit(0), replacement="blurred")
     with pytest.raises(ValueError, match=r"replacement must be one of default, mean, .* but is 'remove'"):
         leave_one_out(picture, class_logit(0), replacement="remove")
     masks[0] = True
-    with pytest.raises(ValueError, match="masks must replace equally many tokens"):
-        masked_inputs(run, masks, replacement="remove")
+    with pytest.raises(ValueError, match="masks must delete equally many tokens"):
+        shortened_inputs(run, masks)
     with pytest.raises(ValueError, match="run must be of a text"):
         leave_words_out(picture, class_logit(0))
-    with pytest.raises(ValueError, match="picture_fill: kind must be one of"):
-        picture_fill(run, "mean")
+    with pytest.raises(ValueError, match=r"blank_of: kind must be one of .* but is 'remove'"):
+        blank_of(run, "remove")
     endless = Target("endless", "endless", lambda o: o.logits[:, 0] / 0, ("endless",))
     with pytest.raises(ValueError, match=f"'endless' is .* with 0 of {count} tokens"):
         leave_one_out(run, endless)
@@ -380,11 +477,10 @@ def test_what_removal_cannot_answer_is_told(tmp_path):
         leave_one_out(run, token_log_probability(1, 40), replacement="remove")
     masks = torch.ones(1, len(kept_positions(run.inputs)), dtype=torch.bool)
     with pytest.raises(ValueError, match="masks must leave a token under 'remove'"):
-        masked_inputs(run, masks, replacement="remove")
-    bare = replace(model, processor=None, module=model.module)
-    run.model.module.config.unk_token_id = None
-    with pytest.raises(UnsupportedModelError, match="has no mask, padding or unknown token"):
-        masked_inputs(replace(run, model=bare), masks)
+        shortened_inputs(run, masks)
+    for kind in ("mask", "pad"):
+        with pytest.raises(UnsupportedModelError, match=f"has no {kind} token .*; choose replacement='mean'"):
+            leave_one_out(run, token_log_probability(1, 40), replacement=kind)
 
 
 def test_a_text_of_special_tokens_alone_has_no_scores(bert):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,18 @@ Progress = Callable[[float], None]
 SHARES = (0.01, 0.05, 0.10, 0.20, 0.50)
 """Shares of the input that comprehensiveness and sufficiency take away or keep (DeYoung et al. 2020, section 4.2)."""
 
+STEPS = 20
+"""Points of a curve beside its first."""
+
 RANDOM_ORDERS = 5
+"""Random orders that a map is compared with."""
+
+BEYOND = 2.0
+"""Standard deviations of the random areas by which a map must differ from their mean to be called better or worse."""
+
+Side = Literal["deletion", "insertion"]
+
+SIDES: tuple[Side, Side] = ("deletion", "insertion")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +61,25 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False)
+class Chance:
+    """Curves of random orders: the same for every map of one input and target.
+
+    Attributes:
+        deletion, insertion: one curve an order.
+        replacement: what stood in place of a token or patch.
+    """
+
+    deletion: tuple[Curve, ...]
+    insertion: tuple[Curve, ...]
+    replacement: Replacement = "default"
+
+    def area(self, side: Side) -> tuple[float, float]:
+        """Mean and standard deviation of the areas under the curves of a side."""
+        areas = [curve.area for curve in (self.deletion if side == "deletion" else self.insertion)]
+        return float(np.mean(areas)), float(np.std(areas))
+
+
+@dataclass(frozen=True, eq=False)
 class Faithfulness:
     """What taking away by one map does.
 
@@ -57,7 +87,7 @@ class Faithfulness:
         untouched: the target of the input itself; ``empty``: with everything replaced.
         deletion: strongest first; its first point is the untouched input. Low area: the map finds what matters.
         insertion: strongest first into the empty input. High area: the map finds what matters.
-        random_deletion, random_insertion: the same in random orders, to compare with.
+        chance: the same in random orders, to compare with.
         comprehensiveness: mean fall of the target when the strongest 1, 5, 10, 20, 50 % are taken away; high is good.
         sufficiency: mean fall when only these are left; low is good.
     """
@@ -66,20 +96,79 @@ class Faithfulness:
     empty: float
     deletion: Curve
     insertion: Curve
-    random_deletion: tuple[Curve, ...]
-    random_insertion: tuple[Curve, ...]
+    chance: Chance
     comprehensiveness: float
     sufficiency: float
 
     @property
     def deletion_gain(self) -> float:
         """Mean area of random deletion − area of the map's: above 0 where the map does better than chance."""
-        return float(np.mean([curve.area for curve in self.random_deletion])) - self.deletion.area
+        return self.chance.area("deletion")[0] - self.deletion.area
 
     @property
     def insertion_gain(self) -> float:
         """Area of the map's insertion − mean area of random insertion."""
-        return self.insertion.area - float(np.mean([curve.area for curve in self.random_insertion]))
+        return self.insertion.area - self.chance.area("insertion")[0]
+
+    @property
+    def verdict(self) -> str:
+        """Which of both curves are ``BEYOND`` standard deviations better, or worse, than random orders."""
+        gains = {"deletion": self.deletion_gain, "insertion": self.insertion_gain}
+        spreads = {side: BEYOND * self.chance.area(side)[1] for side in SIDES}
+        better = [side for side in SIDES if gains[side] > spreads[side]]
+        worse = [side for side in SIDES if gains[side] < -spreads[side]]
+        if len(better) == 2:
+            return "better than random orders"
+        if len(worse) == 2:
+            return "worse than random orders"
+        if better:
+            rest = f"{worse[0]} worse" if worse else "not the other way"
+            return f"{better[0]} better than random orders, {rest}"
+        return f"{worse[0]} worse than random orders" if worse else "no better than random orders"
+
+    @property
+    def statement(self) -> str:
+        """The areas beside those of random orders, in a sentence."""
+        areas = []
+        for side, curve in (("deletion", self.deletion), ("insertion", self.insertion)):
+            mean, spread = self.chance.area(side)  # type: ignore[arg-type]
+            areas.append(f"{side} {curve.area:.3g} (random {mean:.3g} ± {spread:.2g})")
+        return f"Areas: {', '.join(areas)}: {self.verdict}."
+
+
+def random_curves(
+    run: ForwardPass,
+    target: Target,
+    *,
+    steps: int = STEPS,
+    orders: int = RANDOM_ORDERS,
+    seed: int = 0,
+    replacement: Replacement = "default",
+    progress: Progress | None = None,
+) -> Chance:
+    """Deletion and insertion in random orders, which depend on the seed alone.
+
+    Args:
+        steps: points of a curve beside its first; at most the number of tokens or patches.
+        orders: how many.
+        replacement: what stands in place of a token or patch (``analysis.evidence.perturbation``).
+        progress: told 0 to 1; what it raises stops the computation.
+    Raises:
+        ValueError: if there is nothing to take away, or ``steps`` or ``orders`` is below 1.
+    """
+    count = _checked_count(run, steps)
+    if orders < 1:
+        raise ValueError(f"random_curves: orders must be at least 1 but is {orders}.")
+    random = np.random.default_rng(seed)
+    taken = curve_counts(count, steps)
+    masks = torch.cat(
+        [masks_of(torch.from_numpy(random.permutation(count)), taken) for _ in range(orders)]
+    )  # True: replaced
+    values = target_values(
+        run, target, torch.cat([masks, ~masks]), replacement=replacement, progress=progress
+    ).double()
+    curves = [_curve(taken, part) for part in torch.split(values, len(taken))]
+    return Chance(tuple(curves[:orders]), tuple(curves[orders:]), replacement)
 
 
 def faithfulness(
@@ -87,58 +176,72 @@ def faithfulness(
     target: Target,
     explanation: Explanation,
     *,
-    steps: int = 20,
-    random_orders: int = RANDOM_ORDERS,
-    seed: int = 0,
+    chance: Chance | None = None,
+    steps: int = STEPS,
     replacement: Replacement = "default",
     progress: Progress | None = None,
 ) -> Faithfulness:
     """Deletion and insertion (Petsiuk et al. 2018, section 3.1), comprehensiveness and sufficiency (DeYoung 2020).
 
-    The order is by signed score, the strongest evidence for the target first. One set of inputs is run for the curves
-    of the map, another for the random orders; both depend on the seed alone.
+    The order is by signed score, the strongest evidence for the target first.
 
     Args:
-        steps: points of a curve beside its first; at most the number of tokens or patches.
-        random_orders: random curves to draw beside it.
-        replacement: what stands in place of a token or patch (``analysis.evidence.perturbation``).
-        progress: told 0 to 1; what it raises stops the computation.
+        chance: random orders of the same input and target (``random_curves``), to share between maps; made here, with
+            as many steps, if not given.
+        steps, replacement, progress: as in ``random_curves``.
     Raises:
-        ValueError: if the explanation is of another input, or there is nothing to take away.
+        ValueError: if the explanation is of another input, there is nothing to take away, or ``chance`` was made with
+            other steps or another replacement.
     """
-    count = len(explanation.scores)
-    _check(run, explanation, steps)
-    order = explanation.scores.double().argsort(descending=True, stable=True)
-    random = np.random.default_rng(seed)
-    orders = [order, *(torch.from_numpy(random.permutation(count)) for _ in range(random_orders))]
+    count = _checked_count(run, steps)
+    if len(explanation.scores) != count:
+        raise ValueError(
+            f"faithfulness: explanation must have {count} scores, one a token or patch of this input, but has "
+            f"{len(explanation.scores)}; explain the same input, and do not sum into words first."
+        )
     taken = curve_counts(count, steps)
-    deleted = torch.cat([masks_of(each, taken) for each in orders])  # True: replaced
-    least = [max(1, round(share * count)) for share in SHARES]
-    strongest = masks_of(order, least)
+    own = 1.0
+    if chance is None:
+        own = 1 / (1 + RANDOM_ORDERS)
+        share = 1 - own
+        chance = random_curves(
+            run,
+            target,
+            steps=steps,
+            replacement=replacement,
+            progress=None if progress is None else lambda done: progress(share * done),
+        )
+    if chance.replacement != replacement or len(chance.deletion[0].shares) != len(taken):
+        raise ValueError(
+            f"faithfulness: chance must be of {len(taken)} points with replacement {replacement!r} but is of "
+            f"{len(chance.deletion[0].shares)} with {chance.replacement!r}; make it with the same options."
+        )
+    order = explanation.scores.double().argsort(descending=True, stable=True)
+    deleted = masks_of(order, taken)  # True: replaced
+    strongest = masks_of(order, [max(1, round(share * count)) for share in SHARES])
     values = target_values(
         run,
         target,
         torch.cat([deleted, ~deleted, strongest, ~strongest]),
         replacement=replacement,
-        progress=progress,
+        progress=None if progress is None else lambda done: progress(1 - own + own * done),
     ).double()
-    points = len(taken)
     sizes = [len(deleted), len(deleted), len(strongest), len(strongest)]
     of_deletion, of_insertion, without, alone = torch.split(values, sizes)
-    shares = np.array(taken, dtype=np.float64) / count
-    deletions = [Curve(shares, part.numpy()) for part in torch.split(of_deletion, points)]
-    insertions = [Curve(shares, part.numpy()) for part in torch.split(of_insertion, points)]
     untouched = float(of_deletion[0])
     return Faithfulness(
         untouched=untouched,
-        empty=float(of_deletion[points - 1]),
-        deletion=deletions[0],
-        insertion=insertions[0],
-        random_deletion=tuple(deletions[1:]),
-        random_insertion=tuple(insertions[1:]),
+        empty=float(of_deletion[-1]),
+        deletion=_curve(taken, of_deletion),
+        insertion=_curve(taken, of_insertion),
+        chance=chance,
         comprehensiveness=untouched - float(without.mean()),
         sufficiency=untouched - float(alone.mean()),
     )
+
+
+def _curve(taken: Sequence[int], values: Tensor) -> Curve:
+    return Curve(np.array(taken, dtype=np.float64) / taken[-1], values.numpy())
 
 
 def curve_counts(count: int, steps: int) -> list[int]:
@@ -153,19 +256,16 @@ def masks_of(order: Tensor, counts: Sequence[int]) -> Tensor:
     return rank[None] < torch.tensor(list(counts))[:, None]
 
 
-def _check(run: ForwardPass, explanation: Explanation, steps: int) -> None:
+def _checked_count(run: ForwardPass, steps: int) -> int:
+    """How many tokens or patches can be taken away."""
     kept = int(run.outputs.kept.numel())
-    if len(explanation.scores) != kept:
-        raise ValueError(
-            f"faithfulness: explanation must have {kept} scores, one a token or patch of this input, but has "
-            f"{len(explanation.scores)}; explain the same input, and do not sum into words first."
-        )
     if kept < 2:
         raise ValueError(
             "faithfulness: the input must have at least 2 tokens or patches to take away; give a longer one."
         )
     if steps < 1:
         raise ValueError(f"faithfulness: steps must be at least 1 but is {steps}.")
+    return kept
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:

@@ -15,12 +15,16 @@ from hypothesis.extra.numpy import arrays as random_arrays
 from analysis.evidence import faithfulness as module
 from analysis.evidence.cdam import cdam
 from analysis.evidence.faithfulness import (
+    RANDOM_ORDERS,
+    Chance,
     Curve,
+    Faithfulness,
     agreement,
     class_sensitivity,
     curve_counts,
     faithfulness,
     masks_of,
+    random_curves,
     rank_correlation,
 )
 from analysis.evidence.passes import forward_pass
@@ -86,16 +90,67 @@ def test_a_planted_cause_falls_at_once(run, monkeypatch):
 def test_the_real_model_is_run_with_the_parts_taken_away(run):
     explanation = leave_one_out(run, TARGET)
     told = []
-    found = faithfulness(run, TARGET, explanation, steps=4, random_orders=2, progress=told.append)
+    found = faithfulness(run, TARGET, explanation, steps=4, progress=told.append)
     assert found.untouched == pytest.approx(run.value(TARGET), abs=1e-5)
     order = explanation.scores.argsort(descending=True)
     masks = masks_of(order, [0, 4, 8, 12, 16])
     np.testing.assert_allclose(found.deletion.values, target_values(run, TARGET, masks), atol=1e-6)
     np.testing.assert_allclose(found.insertion.values, target_values(run, TARGET, ~masks), atol=1e-6)
-    assert len(found.random_deletion) == len(found.random_insertion) == 2
-    same = faithfulness(run, TARGET, explanation, steps=4, random_orders=2)
-    np.testing.assert_array_equal(found.random_deletion[1].values, same.random_deletion[1].values)
+    assert len(found.chance.deletion) == len(found.chance.insertion) == RANDOM_ORDERS
     assert told[-1] == 1.0
+    assert told == sorted(told)
+
+
+def test_random_orders_are_shared_and_depend_on_the_seed_alone(run):
+    chance = random_curves(run, TARGET, steps=4, orders=2)
+    assert [curve.shares.tolist() for curve in chance.deletion] == [[0.0, 0.25, 0.5, 0.75, 1.0]] * 2
+    for deletion, insertion in zip(chance.deletion, chance.insertion, strict=True):
+        assert deletion.values[0] == pytest.approx(run.value(TARGET), abs=1e-5)
+        assert insertion.values[-1] == deletion.values[0]
+        assert insertion.values[0] == deletion.values[-1]
+    assert not np.allclose(chance.deletion[0].values, chance.deletion[1].values)
+    shared = [
+        faithfulness(run, TARGET, explanation, steps=4, chance=chance).chance
+        for explanation in (cdam(run, TARGET), leave_one_out(run, TARGET))
+    ]
+    assert shared[0] is shared[1] is chance
+    again = random_curves(run, TARGET, steps=4, orders=2)
+    np.testing.assert_array_equal(chance.deletion[1].values, again.deletion[1].values)
+    other = random_curves(run, TARGET, steps=4, orders=2, seed=1)
+    assert not np.array_equal(chance.deletion[1].values, other.deletion[1].values)
+
+
+def flat(area):
+    return Curve(np.array([0.0, 1.0]), np.array([area, area]))
+
+
+def judged(deletion, insertion, spread=0.1):
+    """Areas against random ones of 1 ± ``spread``."""
+    chance = Chance((flat(1 - spread), flat(1 + spread)), (flat(1 - spread), flat(1 + spread)))
+    return Faithfulness(2.0, 0.0, flat(deletion), flat(insertion), chance, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("deletion", "insertion", "said"),
+    [
+        (0.7, 1.3, "better than random orders"),
+        (1.3, 0.7, "worse than random orders"),
+        (0.7, 1.1, "deletion better than random orders, not the other way"),
+        (0.9, 1.3, "insertion better than random orders, not the other way"),
+        (0.7, 0.7, "deletion better than random orders, insertion worse"),
+        (1.3, 1.0, "deletion worse than random orders"),
+        (0.9, 1.1, "no better than random orders"),
+    ],
+)
+def test_the_verdict_needs_two_standard_deviations(deletion, insertion, said):
+    found = judged(deletion, insertion)
+    assert found.verdict == said
+    assert found.statement == (
+        f"Areas: deletion {deletion:.3g} (random 1 ± 0.1), insertion {insertion:.3g} (random 1 ± 0.1): {said}."
+    )
+    assert found.deletion_gain == pytest.approx(1 - deletion)
+    assert found.insertion_gain == pytest.approx(insertion - 1)
+    assert judged(deletion, insertion, spread=1.0).verdict == "no better than random orders"
 
 
 def test_what_does_not_fit_is_refused(run):
@@ -104,6 +159,12 @@ def test_what_does_not_fit_is_refused(run):
         faithfulness(run, TARGET, replace(explanation, scores=torch.zeros(3)))
     with pytest.raises(ValueError, match="steps must be at least 1 but is 0"):
         faithfulness(run, TARGET, explanation, steps=0)
+    with pytest.raises(ValueError, match="orders must be at least 1 but is 0"):
+        random_curves(run, TARGET, orders=0)
+    chance = random_curves(run, TARGET, steps=4, orders=1)
+    for options in ({"steps": 8}, {"steps": 4, "replacement": "zero"}):
+        with pytest.raises(ValueError, match="make it with the same options"):
+            faithfulness(run, TARGET, explanation, chance=chance, **options)
 
 
 @given(count=st.integers(2, 60), steps=st.integers(1, 40))

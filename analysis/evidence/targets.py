@@ -17,6 +17,7 @@ from attn_core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from analysis.models import LoadedModel
+    from analysis.predictions import Kind
 
 Pooling = Literal["first", "mean"]
 
@@ -77,16 +78,33 @@ def class_logit(index: int, label: str = "") -> Target:
     )
 
 
-def class_probability(index: int, label: str = "", *, temperature: float = 1.0) -> Target:
-    """The probability of a class, softmax of logits / temperature.
+def class_probability(
+    index: int, label: str = "", *, temperature: float = 1.0, kind: Kind = "softmax"
+) -> Target:
+    """The probability of a class: softmax, or where each class stands by itself sigmoid, of logits / temperature.
 
     Its gradient vanishes where the model is sure: a map of it is faint then, and the logit's is not.
+
+    Args:
+        temperature: of the model's predictions, so that this is the probability that is shown for them.
+        kind: of the model's head (``analysis.predictions.Prediction.kind``).
+    Raises:
+        ValueError: if the head gives values and no probabilities, or the temperature is not above 0.
     """
+    share = {"softmax": lambda logits: logits.softmax(-1), "sigmoid": torch.sigmoid}.get(kind)
+    if share is None:
+        raise ValueError(
+            f"class_probability: kind must be softmax or sigmoid but is {kind!r}; explain the predicted value."
+        )
+    if not temperature > 0:
+        raise ValueError(
+            f"class_probability: temperature must be above 0 but is {temperature}; 1 changes nothing."
+        )
     return Target(
         "class_probability",
         f"probability of {label or f'class {index}'}",
-        lambda outputs: (_classes(outputs) / temperature).softmax(-1)[:, _known(outputs, index)],
-        ("class_probability", index, temperature),
+        lambda outputs: share(_classes(outputs) / temperature)[:, _known(outputs, index)],
+        ("class_probability", index, kind, temperature),
         "Its gradient vanishes where the model is sure; the logit's does not.",
     )
 

@@ -24,6 +24,7 @@ from analysis.evidence.targets import (
     predicted_value,
     token_log_probability,
 )
+from analysis.predictions import prediction_of
 from attn_core.errors import UnsupportedModelError
 from tests.evidence.oracle_models import oracle, pixels_of, small_vit
 
@@ -48,6 +49,30 @@ def test_targets_of_a_head_follow_their_definitions(rows, temperature):
     powers = np.exp(values / temperature - (values / temperature).max())
     probability = class_probability(0, temperature=temperature).value(outputs)
     assert float(probability) == pytest.approx(powers[0] / powers.sum())
+
+
+@given(rows=st.lists(LOGITS, min_size=1, max_size=1), temperature=st.floats(0.3, 4))
+def test_a_class_that_stands_by_itself_has_a_probability_of_its_own(rows, temperature):
+    outputs, values = outputs_of(rows), np.array(rows[0])
+    found = class_probability(1, temperature=temperature, kind="sigmoid").value(outputs)
+    assert float(found) == pytest.approx(1 / (1 + np.exp(-values[1] / temperature)))
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_the_explained_probability_is_the_one_that_is_predicted(kind):
+    logits = torch.tensor([0.4, -1.2, 2.5])
+    shown = prediction_of(logits, ("a", "b", "c"), kind=kind, temperature=1.7)
+    for index in range(3):
+        target = class_probability(index, temperature=shown.temperature, kind=shown.kind)
+        explained = target.value(outputs_of([logits.tolist()]))
+        assert float(explained) == pytest.approx(float(shown.scores[index]), rel=1e-6)
+
+
+def test_numbers_that_are_no_probabilities_are_refused():
+    with pytest.raises(ValueError, match="kind must be softmax or sigmoid but is 'value'"):
+        class_probability(0, kind="value")
+    with pytest.raises(ValueError, match=r"temperature must be above 0 but is 0\.0"):
+        class_probability(0, temperature=0.0)
 
 
 def test_a_token_is_explained_by_its_log_probability():
@@ -84,6 +109,7 @@ def test_keys_tell_targets_apart():
     direction = torch.tensor([1.0, 2.0])
     targets = [
         class_logit(0), class_logit(1), class_probability(0), class_probability(0, temperature=2.0),
+        class_probability(0, kind="sigmoid"),
         logit_difference(0, 1), logit_difference(1, 0), token_log_probability(0, 1), token_log_probability(1, 0),
         concept_similarity(direction, "a", pooling="first"), concept_similarity(direction, "b", pooling="first"),
         concept_similarity(-direction, "a", pooling="first"), concept_similarity(direction, "a", pooling="mean"),

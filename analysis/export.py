@@ -37,6 +37,9 @@ from analysis.figure_data import (
 )
 from analysis.visible import matrix_window, shown_in_words, source_line, visible_lines, visible_text
 
+EvidenceBoard = EvidenceMaps | EvidenceWords
+"""Records whose panels stand side by side and can be files of their own."""
+
 ExportFormat = Literal["png", "svg", "pdf", "csv", "npz", "json"]
 PICTURE_FORMATS: tuple[ExportFormat, ...] = ("png", "svg", "pdf")
 
@@ -150,7 +153,71 @@ def figure_name(figure: Figure, provenance: Provenance, *, model: str = "") -> s
         parts.append("H" + "-".join(re.findall(r"\d+", provenance.heads)))
     if provenance.aggregation not in ("", "none"):
         parts.append(provenance.aggregation.split()[0])
+    if isinstance(figure, EvidenceBoard) and len(figure.panels) == 1:
+        parts.extend((figure.panels[0].method, figure.panels[0].target))
     return "_".join(filter(None, (safe_name(part) for part in parts)))
+
+
+def panel_name(panel: EvidencePanel) -> str:
+    """A method and what it explains, such as "CDAM for elephant"."""
+    return f"{panel.method} for {panel.target}" if panel.target else panel.method
+
+
+def panel_notes(panel: EvidencePanel) -> tuple[str, ...]:
+    """What was measured of one panel, as sentences that name it."""
+    told = (panel.empty, panel.warning, *panel.facts)
+    return tuple(f"{panel_name(panel)}: {sentence}" for sentence in told if sentence)
+
+
+def only(view: EvidenceBoard, index: int) -> EvidenceBoard:
+    """One panel of an evidence board as a board of its own, drawn as it is among the others.
+
+    Args:
+        view: the board.
+        index: of the panel.
+    Returns:
+        the same record with one panel: colours still end where they end on the board. Its title is the board's where
+        all of that is about this panel's target, else the panel's name.
+    Raises:
+        ValueError: if there is no such panel.
+    """
+    if not 0 <= index < len(view.panels):
+        raise ValueError(
+            f"only: index must be one of the {len(view.panels)} panels, counted from 0, but is {index}; "
+            "choose one of them."
+        )
+    panel, kept = view.panels[index], slice(index, index + 1)
+    whole = {other.target for other in view.panels if other.target} == {panel.target}
+    title = view.title if whole else panel_name(panel)
+    if isinstance(view, EvidenceMaps):
+        return dataclasses.replace(view, maps=view.maps[kept], panels=(panel,), title=title)
+    shares = None if view.probabilities is None else view.probabilities[kept]
+    return dataclasses.replace(
+        view,
+        scores=view.scores[kept],
+        panels=(panel,),
+        title=title,
+        predicted=view.predicted[kept],
+        probabilities=shares,
+    )
+
+
+def only_provenance(view: EvidenceBoard, provenance: Provenance, index: int) -> Provenance:
+    """Where one panel of a board comes from: the board's record without what it says of other panels.
+
+    Raises:
+        ValueError: if there is no such panel.
+    """
+    (panel,) = only(view, index).panels
+    own = panel_notes(panel)
+    others = {note for other in view.panels for note in panel_notes(other)}.difference(own)
+    settings = {name: value for name, value in provenance.settings.items() if name != "target"}
+    return dataclasses.replace(
+        provenance,
+        method=panel.method,
+        settings={"target": panel.target, **settings} if panel.target else settings,
+        notes=tuple(note for note in provenance.notes if note not in others),
+    )
 
 
 def safe_name(text: str, *, characters: int = 60) -> str:
@@ -346,11 +413,28 @@ def _evidence_map_rows(view: EvidenceMaps, provenance: Provenance) -> Iterator[s
 
 
 def _evidence_word_rows(view: EvidenceWords, provenance: Provenance) -> Iterator[str]:
+    if view.predicted:
+        yield from _evidence_table_rows(view)
+        return
     yield "panel,method,target,index,token,score"
     labels = [f"{index},{cell}" for index, cell in enumerate(_cells(view.tokens))]
     for start, values in zip(_panel_cells(view.panels), view.scores, strict=True):
         for label, value in zip(labels, _numbers(values), strict=True):
             yield f"{start},{label},{value}"
+
+
+def _evidence_table_rows(view: EvidenceWords) -> Iterator[str]:
+    """A row a cell; cells whose token the model has not read are left out."""
+    yield "method,word_index,word,probability,index,token,side,score"
+    sides = ["decoder" if label.segment else "input" for label in view.tokens]
+    labels = [f"{index},{cell},{sides[index]}" for index, cell in enumerate(_cells(view.tokens))]
+    shares = [""] * len(view.predicted) if view.probabilities is None else _numbers(view.probabilities)
+    method = csv_cell(view.panels[0].method)
+    for place, (word, share) in enumerate(zip(_cells(view.predicted), shares, strict=True)):
+        values = view.scores[place]
+        for label, value, unread in zip(labels, _numbers(values), np.isnan(values), strict=True):
+            if not unread:
+                yield f"{method},{place},{word},{share},{label},{value}"
 
 
 def _panel_cells(panels: Sequence[EvidencePanel]) -> list[str]:

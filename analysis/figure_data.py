@@ -259,16 +259,19 @@ class EvidenceMaps:
 
 @dataclass(frozen=True)
 class EvidenceWords:
-    """Evidence of some methods for one or two targets, over a text.
+    """Evidence of some methods for one or two targets, over a text; or of one method for every predicted word.
 
     Attributes:
-        scores: (M, n) raw scores, one row a panel; the targets of a method follow one another.
+        scores: (M, n) raw scores, one row a panel; the targets of a method follow one another. In a table NaN where
+            the model has not read the token when it predicts the word.
         tokens: n labels: words, or tokens.
         panels: M.
         title: what is explained.
         positive: evidence against is not drawn.
         marked: index of a label, or None.
         unit: what a label is.
+        predicted: of a table the M labels of its predicted words, a panel each; () where panels are methods.
+        probabilities: (M,) of the predicted words; None where there are none.
     """
 
     scores: Floats
@@ -279,6 +282,8 @@ class EvidenceWords:
     marked: int | None = None
     direction: Literal["ltr", "rtl"] = "ltr"
     unit: Literal["words", "tokens"] = "words"
+    predicted: tuple[TokenLabel, ...] = ()
+    probabilities: Floats | None = None
 
 
 Figure = HeadView | ModelView | MatrixView | TokenScores | PatchMaps | EvidenceMaps | EvidenceWords

@@ -7,18 +7,22 @@ that one chart serves the light and the dark theme.
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.figure_data import EvidenceWords, TokenScores
+from analysis.figure_data import HEAD_COLOURS, EvidenceWords, TokenScores
 from analysis.visible import above_scale, score_limits, short_label, visible_text
 from analysis.visible_evidence import AGAINST, FOR, UNSIGNED, drawn_scores
 from dashboard.colour_maps import colour_table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from analysis.evidence.faithfulness import Faithfulness, Side
+    from analysis.evidence.sanity import ModelSensitivity
 
 CHART_TEXT = "#7f868f"
 """Text and lines: a grey with a contrast of at least 3.6 : 1 on the light and on the dark background."""
@@ -159,6 +163,162 @@ def strongest_words_chart(view: EvidenceWords, index: int, *, count: int = STRON
             "ticktext": [f"{_literal(short_label(view.tokens[label].text))} " for label in order],
         },
     )
+
+
+# How far to trust maps ---------------------------------------------------------------------------------------------
+
+
+def agreement_chart(table: NDArray[np.float64], names: Sequence[str]) -> go.Figure:
+    """Rank correlations of every two maps as a square with its numbers.
+
+    Args:
+        table: (M, M), −1 to 1; NaN where a map is constant.
+        names: of the maps.
+    """
+    import plotly.graph_objects as go
+
+    shown = [_literal(name) for name in names]
+    numbers = [["–" if np.isnan(value) else f"{value:.2f}" for value in row] for row in table]
+    side = max(34, 58 - 2 * len(names))
+    squares = go.Heatmap(
+        z=table,
+        x=shown,
+        y=shown,
+        text=numbers,
+        texttemplate="%{text}",
+        textfont={"size": 11, "color": CHART_TEXT},
+        colorscale=[[share, _tint(2 * share - 1)] for share in (0.0, 0.5, 1.0)],
+        zmin=-1,
+        zmax=1,
+        xgap=1,
+        ygap=1,
+        showscale=False,
+        hovertemplate="%{y} and %{x}<br><b>%{z:.3f}</b><extra></extra>",
+    )
+    return go.Figure(squares).update_layout(
+        **_PLAIN,
+        width=170 + side * 1.5 * len(names),
+        height=110 + side * len(names),
+        xaxis={"side": "bottom", "showgrid": False, "tickangle": -35, "automargin": True},
+        yaxis={"autorange": "reversed", "showgrid": False, "automargin": True},
+    )
+
+
+def _tint(value: float) -> str:
+    """Red for agreement, blue for the opposite, clear between, so that text can be read on it."""
+    hue = FOR if value > 0 else AGAINST
+    return "rgba({}, {}, {}, {})".format(*hue, 0.55 * abs(value))
+
+
+def faithfulness_chart(names: Sequence[str], found: Sequence[Faithfulness], target: str) -> go.Figure:
+    """Deletion and insertion side by side, a line a map, with the range of random orders behind them.
+
+    Args:
+        names: of the maps, in the order of ``found``, all of one target.
+        target: what falls and rises.
+    """
+    from plotly.subplots import make_subplots
+
+    sides: tuple[Side, ...] = ("deletion", "insertion")
+    figure = make_subplots(
+        cols=2,
+        rows=1,
+        shared_yaxes=True,
+        horizontal_spacing=0.04,
+        subplot_titles=("Deletion: strongest taken away first", "Insertion: strongest given first"),
+    )
+    for column, side in enumerate(sides, start=1):
+        curves = getattr(found[0].chance, side)
+        shares, values = curves[0].shares, np.stack([curve.values for curve in curves])
+        grey = {"mode": "lines", "legendgroup": "random", "hoverinfo": "skip"}
+        edge = {"width": 0}
+        figure.add_scatter(x=shares, y=values.min(0), line=edge, showlegend=False, row=1, col=column, **grey)
+        figure.add_scatter(
+            x=shares, y=values.max(0), line=edge, showlegend=False, fill="tonexty",
+            fillcolor="rgba(127, 134, 143, 0.22)", row=1, col=column, **grey,
+        )  # fmt: skip
+        figure.add_scatter(
+            x=shares, y=values.mean(0), line={"color": CHART_TEXT, "dash": "dot", "width": 1.5},
+            name=f"{len(curves)} random orders", showlegend=column == 1, row=1, col=column, **grey,
+        )  # fmt: skip
+        for index, (name, each) in enumerate(zip(names, found, strict=True)):
+            curve = getattr(each, side)
+            figure.add_scatter(
+                x=curve.shares,
+                y=curve.values,
+                mode="lines",
+                line=_line_style(index),
+                name=_literal(name),
+                legendgroup=name,
+                showlegend=column == 1,
+                hovertemplate=f"{_literal(name)}<br>%{{x:.0%}}: <b>%{{y:.4~g}}</b><extra></extra>",
+                row=1,
+                col=column,
+            )
+    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "tickformat": ".0%", "range": [0, 1]}
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(gridcolor=GRID, zerolinecolor=GRID, automargin=True)
+    figure.update_annotations(font={"size": 12, "color": CHART_TEXT})
+    return figure.update_layout(
+        **_PLAIN,
+        width=900,
+        height=320,
+        yaxis_title={"text": _literal(short_label(target, 40)), "font": {"size": 11}},
+    )
+
+
+def cascade_chart(names: Sequence[str], found: Sequence[ModelSensitivity]) -> go.Figure:
+    """How alike maps stay while the weights become random, from the head down; a line a method."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for index, (name, each) in enumerate(zip(names, found, strict=True)):
+        parts = ["none", *(stage.part for stage in each.stages[1:])]
+        figure.add_scatter(
+            x=[_literal(part) for part in parts],
+            y=[stage.correlation for stage in each.stages],
+            mode="lines+markers",
+            line=_line_style(index),
+            marker={"size": 5},
+            name=_literal(name),
+            hovertemplate=f"{_literal(name)}<br>%{{x}}: <b>%{{y:.2f}}</b><extra></extra>",
+        )
+    return figure.update_layout(
+        **_PLAIN,
+        width=900,
+        height=340,
+        xaxis={
+            "title": {"text": "random down to", "font": {"size": 11}},
+            "gridcolor": GRID,
+            "automargin": True,
+        },
+        yaxis={
+            "title": {"text": "rank correlation with the true map", "font": {"size": 11}},
+            "range": [-1.05, 1.05],
+            "gridcolor": GRID,
+            "zerolinecolor": CHART_TEXT,
+        },
+    )
+
+
+GRID = "rgba(127, 134, 143, 0.28)"
+
+_PLAIN: dict[str, Any] = {
+    "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
+    "paper_bgcolor": "rgba(0, 0, 0, 0)",
+    "plot_bgcolor": "rgba(0, 0, 0, 0)",
+    "font": {"color": CHART_TEXT, "size": 12, "family": CHART_FONT},
+    "modebar": {"bgcolor": "rgba(0, 0, 0, 0)", "color": CHART_TEXT},
+    "hoverlabel": {"font": {"size": 12}},
+    "legend": {"bgcolor": "rgba(0, 0, 0, 0)"},
+    "dragmode": False,
+}
+
+
+def _line_style(index: int) -> dict[str, Any]:
+    """Colour and dash of a map's line: told apart without colour as well."""
+    dashes = ("solid", "dash", "dashdot", "longdash")
+    return {"color": HEAD_COLOURS[index % len(HEAD_COLOURS)], "dash": dashes[index % len(dashes)], "width": 2}
 
 
 def _marker(view: TokenScores, beyond: NDArray[np.bool_]) -> dict[str, Any]:

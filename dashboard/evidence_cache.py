@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from dashboard.cached import SharedModel, Traced
-from dashboard.evidence_jobs import Job, Jobs
+from dashboard.evidence_jobs import Job, Jobs, Progress
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,14 +111,37 @@ def requested(chosen: Subject, method: str, target: Target | None, options: Opti
     def work(progress: Callable[[float], None]) -> Explanation:
         from analysis.evidence.methods import explain
 
+        return explain(method, chosen.run, target, progress=progress, **dict(options))
+
+    return jobs().request(job_key(chosen, method, target, options), in_turns(chosen, work))
+
+
+def measured(chosen: Subject, what: tuple[Hashable, ...], work: Callable[[Progress], Any]) -> Job:
+    """The job of a measurement of the subject, started where nobody has asked before.
+
+    Args:
+        what: tells it apart from all others of this subject.
+        work: (progress) → answer; it runs the model.
+    """
+    return jobs().request(measurement_key(chosen, what), in_turns(chosen, work))
+
+
+def measurement_key(chosen: Subject, what: tuple[Hashable, ...]) -> Hashable:
+    """Under which key a measurement is kept."""
+    return chosen.key, "measured", *what
+
+
+def in_turns(chosen: Subject, work: Callable[[Progress], Any]) -> Callable[[Progress], Any]:
+    """Work that holds the model, and lets others have it between two of its passes."""
+
+    def alternating(progress: Progress) -> Any:
+        def told(done: float) -> None:
+            chosen.shared.lock.release()
+            time.sleep(_TURN_SECONDS)
+            chosen.shared.lock.acquire()
+            progress(done)
+
         with chosen.shared.forward():
+            return work(told)
 
-            def in_turns(done: float) -> None:
-                chosen.shared.lock.release()
-                time.sleep(_TURN_SECONDS)
-                chosen.shared.lock.acquire()
-                progress(done)
-
-            return explain(method, chosen.run, target, progress=in_turns, **dict(options))
-
-    return jobs().request(job_key(chosen, method, target, options), work)
+    return alternating

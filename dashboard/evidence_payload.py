@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.export import panel_name, safe_name
 from analysis.figure_data import EvidenceMaps, EvidencePanel, EvidenceWords
 from analysis.visible_evidence import PALE, evidence_colours
 from dashboard.figures import display_copy, input_digest, pack, token_entries
@@ -88,10 +89,14 @@ def evidence_words_payload(view: EvidenceWords) -> bytes:
 
 
 def _cards(panels: Sequence[EvidencePanel]) -> list[dict[str, object]]:
-    """One card a method, in order, each with its panels (one a target) by their place among the maps."""
+    """One card a method, in order, each with its panels (one a target) by their place among the maps.
+
+    ``file`` is the stem of the file that the browser makes of a map.
+    """
     cards: list[dict[str, object]] = []
     for index, panel in enumerate(panels):
-        entry = {"index": index, **asdict(panel), "limit": float(panel.limit)}
+        file = f"attnscope_{safe_name(panel_name(panel))}"
+        entry = {"index": index, **asdict(panel), "limit": float(panel.limit), "file": file}
         last = cards[-1] if cards else None
         if last is not None and last["method"] == panel.method:
             found = last["panels"]

@@ -9,20 +9,24 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TypeGuard, cast
 
 import streamlit as st
 
 from analysis.export import (
     MEDIA_TYPES,
     PICTURE_FORMATS,
+    EvidenceBoard,
     ExportFormat,
     export_figure,
     figure_name,
+    only,
+    only_provenance,
+    panel_name,
     refusal,
     safe_name,
 )
-from analysis.figure_data import Figure, Floats, HeadView, Provenance
+from analysis.figure_data import EvidenceWords, Figure, Floats, HeadView, Provenance
 from dashboard.components import page_link
 from dashboard.selection import LINK_TEXT_CHARACTERS
 from dashboard.sources import ALL_LAYERS_TOKENS
@@ -64,6 +68,9 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
 PAGE_BYTES = 75_000
 """Size of an HTML file of a head view without its weights."""
 
+WHOLE = "Whole board"
+"""What the menu exports of an evidence board unless one of its panels is chosen."""
+
 
 def export_menu(
     figure: Figure,
@@ -87,6 +94,8 @@ def export_menu(
     """
     problems: list[str] = []
     with st.popover("Export", icon=":material/download:", key=key, help="Save what this view shows"):
+        if _has_parts(figure):
+            figure, provenance = chosen_part(figure, provenance, key=f"{key}_part")
         for section, entries in SECTIONS:
             st.caption(section)
             with st.container(horizontal=True, gap="small"):
@@ -113,6 +122,31 @@ def export_menu(
         st.caption("Link")
         page_link(query, key=f"{key}_link")
         st.caption(link_in_words(query))
+
+
+def _has_parts(figure: Figure) -> TypeGuard[EvidenceBoard]:
+    """Whether it is a board of several maps or texts, each of which can be a file; a table is one."""
+    table = isinstance(figure, EvidenceWords) and bool(figure.predicted)
+    return isinstance(figure, EvidenceBoard) and len(figure.panels) > 1 and not table
+
+
+def chosen_part(
+    board: EvidenceBoard, provenance: Provenance, *, key: str
+) -> tuple[EvidenceBoard, Provenance]:
+    """The whole board, or the one panel of it that the user chooses, with its record."""
+    titles = [panel_name(panel) for panel in board.panels]
+    # Two classes of a model may share a name.
+    names = [title + "′" * titles[:place].count(title) for place, title in enumerate(titles)]
+    if st.session_state.get(key) not in names:
+        st.session_state[key] = WHOLE
+    st.selectbox(
+        "What to export", [WHOLE, *names], key=key, help="The whole board, or one of its panels alone"
+    )
+    chosen = st.session_state[key]
+    if chosen == WHOLE:
+        return board, provenance
+    place = names.index(chosen)
+    return only(board, place), only_provenance(board, provenance, place)
 
 
 def layers_in_words(view: HeadView, *, whole: bool) -> str:

@@ -7,7 +7,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from analysis.export import panel_notes
 from analysis.figure_data import EvidenceMaps, EvidenceWords, Provenance
+from dashboard.evidence_choices import MethodOptions
 
 VERSION = "0.1.0"
 """Of this program, as pyproject.toml has it."""
@@ -84,16 +86,16 @@ def evidence_provenance(
     notes: Sequence[str],
     *,
     layers: int,
+    options: MethodOptions = (),
 ) -> Provenance:
-    """The record of an evidence board: its methods, what they explain, and what was measured of each answer."""
+    """The record of an evidence board: its methods, what they explain, and what was measured of each answer.
+
+    Args:
+        options: of methods, beside their defaults; those of methods that are not on the board are left out.
+    """
     methods = list(dict.fromkeys(panel.method for panel in figure.panels))
     targets = list(dict.fromkeys(panel.target for panel in figure.panels if panel.target))
-    measured = [
-        f"{panel.method}{f' for {panel.target}' if panel.target else ''}: {told}"
-        for panel in figure.panels
-        for told in (panel.empty, panel.warning, *panel.facts)
-        if told
-    ]
+    measured = [note for panel in figure.panels for note in panel_notes(panel)]
     return provenance(
         model=model,
         revision=revision,
@@ -105,6 +107,21 @@ def evidence_provenance(
             "target": "; ".join(targets) or None,
             "drawn": "positive evidence alone" if figure.positive else "signed evidence",
             "unit": figure.unit if isinstance(figure, EvidenceWords) else None,
+            "options": _options_in_words(options, methods) or None,
         },
         notes=(*notes, *measured),
     )
+
+
+def _options_in_words(options: MethodOptions, titles: Sequence[str]) -> str:
+    """ "Attention rollout: fusion=max, discard_ratio=0.9; GradCAM: layer=3" """
+    if not options:
+        return ""
+    from analysis.evidence.methods import METHODS
+
+    told = [
+        f"{METHODS[key].title}: {', '.join(f'{name}={value}' for name, value in own)}"
+        for key, own in options
+        if key in METHODS and METHODS[key].title in titles
+    ]
+    return "; ".join(told)

@@ -32,6 +32,7 @@ from analysis.figure_data import (
 )
 from analysis.visible import caption_lines, source_line, visible_text
 from dashboard import figures
+from dashboard.components.evidence_table import evidence_table_payload
 from dashboard.components.mount import component_files
 from dashboard.evidence_payload import evidence_maps_payload, evidence_words_payload
 
@@ -47,6 +48,8 @@ def figure_html(figure: Figure, provenance: Provenance, *, all_layers: Floats | 
         ValueError: if ``all_layers`` come with another figure or do not fit it.
     """
     component, pack = _COMPONENTS[type(figure)]
+    if isinstance(figure, EvidenceWords) and figure.predicted:
+        component, pack = "evidence_table", _evidence_table
     captions, document = caption_lines(figure, provenance), document_text(figure, provenance)
     if isinstance(figure, HeadView) and figure.layers > 1:
         captions = (captions[0], _layers_in_words(figure, whole=all_layers is not None), *captions[1:])
@@ -191,6 +194,10 @@ def _evidence_maps(view: EvidenceMaps, _: Provenance) -> bytes:
 
 def _evidence_words(view: EvidenceWords, _: Provenance) -> bytes:
     return evidence_words_payload(view)
+
+
+def _evidence_table(view: EvidenceWords, _: Provenance) -> bytes:
+    return evidence_table_payload(view)
 
 
 _COMPONENTS: Mapping[type, tuple[str, Callable[[Any, Provenance], bytes]]] = {

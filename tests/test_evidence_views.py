@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,14 @@ from dashboard.evidence_choices import (
     clamped_evidence,
     evidence_params,
     read_evidence,
+    with_option,
 )
 from dashboard.evidence_jobs import Jobs, Stopped
 from dashboard.evidence_payload import evidence_maps_payload, evidence_words_payload
 from dashboard.model_root import VARIABLE
 from dashboard.provenance import evidence_provenance
 from dashboard.selection import choose, current, default_selection, from_query, to_query
+from dashboard.sidebar import picture_bytes
 from dashboard.standalone import figure_html
 from tests.sample_figures import labels, provenance
 from tests.test_app import component, settled, shown
@@ -254,6 +257,18 @@ def test_a_link_restores_the_view(target, rather, beside, methods, positive, wor
         ("of", "letters"),
         ("like", "../../etc/passwd"),
         ("like", "nobody"),
+        ("class", "example"),
+        ("rather", "probable"),
+        ("measure", "cosinus"),
+        ("options", ""),
+        ("options", "rollout.fusion"),
+        ("options", "rollout.fusion:max,"),
+        ("options", "rollout.fusion:<b>"),
+        ("options", "rollout.discard_ratio:1e9"),
+        ("options", "gradcam.layer:-1"),
+        ("options", "gradcam.layer:٣"),
+        ("options", "../x.layer:1"),
+        ("options", ",".join(["gradcam.layer:1"] * 65)),
         ("other", "1"),
     ],
 )
@@ -385,7 +400,7 @@ def test_the_picture_classifier_shows_signed_evidence_for_its_top_class():
     first = header["cards"][0]["panels"][0]
     assert first["limit"] == pytest.approx(float(np.abs(arrays["scores"][0]).max()))
     assert np.isfinite(arrays["scores"]).all()
-    assert "lies on CLS" in first["facts"][0]
+    assert any("lies on CLS" in fact for fact in first["facts"])
     assert header["cards"][3]["panels"][0]["target"] == "", "rollout knows no class"
 
     at.selectbox(key="image_evidence_beside").set_value(
@@ -395,7 +410,7 @@ def test_the_picture_classifier_shows_signed_evidence_for_its_top_class():
     two, both = component(at, "evidence_maps")
     assert [len(card["panels"]) for card in two["cards"]] == [2, 2, 2, 1]
     assert two["cards"][0]["panels"][0]["limit"] == two["cards"][0]["panels"][1]["limit"], "one scale"
-    assert "Rank correlation with the map above" in two["cards"][0]["panels"][1]["facts"][0]
+    assert "Rank correlation with that for elephant: " in two["cards"][0]["panels"][1]["facts"][0]
     np.testing.assert_array_equal(both["scores"][0], arrays["scores"][0])
     assert "27" in at.query_params["beside"]
 
@@ -498,6 +513,15 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         **tiny.BART,
     )
     build(
+        root / "labels",
+        "BertForSequenceClassification",
+        "BertConfig",
+        tiny.byte_level(roberta=True),
+        **tiny.BERT,
+        num_labels=3,
+        problem_type="multi_label_classification",
+    )
+    build(
         root / "value",
         "BertForSequenceClassification",
         "BertConfig",
@@ -531,6 +555,46 @@ def test_a_language_model_explains_a_word_that_it_predicts(model_folders, name, 
     at.selectbox(key="text_evidence_position").set_value(1).run()
     assert not at.exception
     assert component(at, "evidence_words")[0]["title"] != header["title"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+@classifier
+def test_every_predicted_word_is_a_row_of_a_table(model_folders, name):
+    at = AppTest.from_file(APP, default_timeout=180)
+    for key, value in {
+        "v": "1",
+        "view": "evidence",
+        "t": "hello world",
+        "methods": "relevance,leave_one_out",
+    }.items():
+        at.query_params[key] = value
+    at.run()
+    at = settled(at)
+    at.selectbox(key="text_model").set_value(f"folder:{name}").run()
+    at = finished(settled(at))
+    at.segmented_control(key="text_evidence_table").set_value("Every word").run()
+    at = finished(finished(at))
+    header, arrays = component(at, "evidence_table")
+    assert header["title"].startswith("What every predicted word rests on · Relevance")
+    assert arrays["scores"].shape == (len(header["predicted"]), len(header["tokens"]))
+    assert "words" in at.query_params["table"]
+    assert not [box for box in at.selectbox if box.key == "text_evidence_position"]
+    assert "text_evidence_export_csv" in [button.key for button in at.download_button]
+    at.segmented_control(key="text_evidence_table").set_value("One word").run()
+    assert component(finished(at), "evidence_words")[0]["title"].startswith("Evidence for “")
+
+
+@classifier
+def test_a_masked_model_has_no_table(model_folders):
+    at = AppTest.from_file(APP, default_timeout=180)
+    for key, value in {"v": "1", "view": "evidence", "t": "hello world", "table": "words"}.items():
+        at.query_params[key] = value
+    at.run()
+    at = settled(at)
+    at.selectbox(key="text_model").set_value("folder:masked").run()
+    at = finished(settled(at))
+    assert component(at, "evidence_words")[0]["title"].startswith("Evidence for “")
+    assert not [control for control in at.segmented_control if control.key == "text_evidence_table"]
 
 
 @classifier
@@ -633,14 +697,14 @@ def test_the_same_map_for_two_classes_raises_the_warning():
 
     same = made(2 * first)
     assert same[1].warning == "This map does not depend on the class."
-    assert same[1].facts[0] == "Rank correlation with the map above: 1.00."
+    assert same[1].facts[0] == "Rank correlation with that for a: 1.00."
     assert same[0].warning == ""
     assert same[0].empty == "No positive evidence for this target."
     outlier = made(np.array([-40.0, -1.0, -2.0], np.float32))  # the correlation is of ranks, as the docs say
     assert outlier[1].facts[0].endswith("1.00.")
     assert made(first[::-1].copy())[1].warning == ""
     constant = made(np.ones(3, np.float32))[1]
-    assert constant.facts[0] == "One of the two maps is constant: no correlation."
+    assert constant.facts[0] == "This map or that for a is constant: no correlation."
     assert constant.warning == ""
     assert "Convergence error 0.5" in same[0].facts[0]
 
@@ -651,3 +715,286 @@ def test_labels_of_a_text_are_escaped_in_charts():
     spec = strongest_words_chart(view, 0).to_json()
     assert "<b>x</b>" not in spec
     assert "&lt;b&gt;x" in spec or "\\u0026lt;" in spec
+
+
+# Options of methods ------------------------------------------------------------------------------------------------
+
+names = st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True)
+values = st.one_of(
+    st.from_regex(r"[a-z][a-z0-9_+-]{0,9}", fullmatch=True),
+    st.integers(0, 999_999),
+    st.integers(0, 9_999_999).map(lambda number: number / 1e4),
+)
+chosen_options = st.dictionaries(
+    names, st.dictionaries(names, values, min_size=1, max_size=3), max_size=4
+).map(lambda found: tuple((method, tuple(own.items())) for method, own in found.items()))
+
+
+@given(
+    options=chosen_options,
+    cosine=st.booleans(),
+    number=st.sampled_from([{}, {"probability": True}, {"rather": 3}, {"likeness": True}]),
+    page=st.sampled_from(["text", "image"]),
+)
+def test_a_link_restores_options_and_the_number_that_is_explained(options, cosine, number, page):
+    evidence = EvidenceChoices(options=options, cosine=cosine, **number)
+    selection = default_selection()
+    choices = replace(getattr(selection, page), view="evidence", evidence=evidence)
+    params = to_query(replace(selection, **{page: choices}), page)
+    opened = from_query(params, default_selection(), page)
+    assert getattr(opened, page).evidence == evidence
+    assert opened.notes == ()
+
+
+@given(
+    name=st.sampled_from(EVIDENCE_PARAMETERS),
+    value=st.one_of(st.text(), st.text(alphabet="ab_.:,019+-", max_size=40)),
+)
+def test_whatever_a_link_says_it_is_understood_or_left_out(name, value):
+    found = read_evidence(EvidenceChoices(), name, value, examples=("cat",))
+    if found is None:
+        return
+    again: EvidenceChoices | None = EvidenceChoices()
+    for written, told in evidence_params(found, examples=("cat",)).items():
+        again = read_evidence(again or EvidenceChoices(), written, told, examples=("cat",))
+        assert again is not None
+    assert again == found
+
+
+def test_a_class_in_a_link_takes_a_likeness_back_and_a_rival_a_probability():
+    start = EvidenceChoices(likeness=True, probability=True)
+    assert read_evidence(start, "class", "3") == EvidenceChoices(3, probability=True)
+    assert read_evidence(start, "rather", "2") == EvidenceChoices(None, 2, likeness=True)
+    assert read_evidence(EvidenceChoices(4, 5), "rather", "probability") == EvidenceChoices(
+        4, probability=True
+    )
+    assert read_evidence(EvidenceChoices(4, 5), "class", "examples") == EvidenceChoices(
+        None, 5, likeness=True
+    )
+
+
+def test_an_option_is_changed_and_taken_back():
+    options = with_option((), "rollout", "fusion", "max")
+    options = with_option(options, "gradcam", "layer", 3)
+    options = with_option(options, "rollout", "discard_ratio", 0.9)
+    assert options == (("rollout", (("fusion", "max"), ("discard_ratio", 0.9))), ("gradcam", (("layer", 3),)))
+    assert EvidenceChoices(options=options).options_of("gradcam") == (("layer", 3),)
+    assert EvidenceChoices(options=options).options_of("cdam") == ()
+    assert with_option(options, "gradcam", "layer", None) == options[:1]
+    assert with_option((), "gradcam", "layer", None) == ()
+
+
+def test_numbers_and_likeness_that_a_model_does_not_have_are_dropped():
+    asked = EvidenceChoices(likeness=True, probability=True)
+    assert clamped_evidence(asked, classes=2, methods={}) == asked
+    assert clamped_evidence(asked, classes=0, methods={}) == EvidenceChoices()
+    assert clamped_evidence(asked, classes=2, methods={}, probable=False) == EvidenceChoices(likeness=True)
+    assert clamped_evidence(asked, classes=2, methods={}, embeds=False) == EvidenceChoices(probability=True)
+
+
+@cache
+def small_run() -> Any:
+    from analysis.evidence.passes import forward_pass
+    from tests.evidence.oracle_models import oracle, pixels_of, small_vit
+
+    arrays, _ = oracle("03_cdam", "vit_noise")
+    return forward_pass(small_vit(), pixels_of(arrays["pixel_values"], patch=8))
+
+
+@given(
+    options=st.lists(
+        st.tuples(
+            st.sampled_from(["gradcam", "rollout", "attention", "smooth_grad", "magic"]),
+            st.lists(
+                st.tuples(st.sampled_from(["layer", "head", "fusion", "level", "row", "other"]), values),
+                max_size=4,
+            ).map(tuple),
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+def test_options_of_a_link_are_fitted_to_the_model(options):
+    from analysis.evidence.methods import METHODS, options_of
+    from dashboard.views.evidence_options import fitted_options
+
+    run = small_run()
+    found = fitted_options(options, run)
+    assert fitted_options(found, run) == found
+    for method, own in found:
+        assert own
+        offered = {option.key: option for option in options_of(METHODS[method], run)}
+        assert all(offered[key].accepted(value) == value for key, value in own)
+
+
+def test_options_that_differ_are_told_in_words():
+    from analysis.evidence.methods import METHODS
+    from dashboard.views.evidence_options import option_words
+
+    assert option_words(METHODS["attention"], (("layer", 3), ("head", 5), ("row", "mean"))) == (
+        "Layer 3, head 5, mean row."
+    )
+    told = option_words(METHODS["rollout"], (("fusion", "max"), ("discard_ratio", 0.9)))
+    assert told == "Maximum of heads, weakest 0.9 discarded."
+    assert option_words(METHODS["smooth_grad"], (("samples", 5), ("level", 0.25))) == (
+        "5 noisy copies, noise 0.25."
+    )
+    assert option_words(METHODS["cdam"], ()) == option_words(METHODS["cdam"], (("gone", 1),)) == ""
+
+
+def test_the_record_of_a_board_names_the_options_of_its_methods():
+    options = (("cdam", (("layer", 3),)), ("rollout", (("fusion", "max"),)), ("magic", (("x", 1),)))
+    record = evidence_provenance(maps(panels=(SIGNED,)), "model", "1", "cat", (), layers=12, options=options)
+    assert record.settings["options"] == "CDAM: layer=3"
+    plain = evidence_provenance(maps(panels=(SIGNED,)), "model", "1", "cat", (), layers=12)
+    assert "options" not in plain.settings
+
+
+@classifier
+def test_options_of_a_link_change_the_maps_and_can_be_reset():
+    from analysis.evidence.methods import explain
+    from analysis.evidence.targets import class_logit
+
+    at = image_opened(
+        model="picture-classifier",
+        sample="elephantdog",
+        methods="gradcam,rollout,attention",
+        options="rollout.fusion:max,gradcam.layer:3,attention.head:2,gradcam.layr:1,rollout.start_layer:99",
+    )
+    _, arrays = component(at, "evidence_maps")
+    run = shown_run(at)
+    elephant = cached.shared_model("picture-classifier", None).model.labels.index("elephant")
+    expected = {
+        "gradcam": explain("gradcam", run, class_logit(elephant), layer=3),
+        "rollout": explain("rollout", run, fusion="max"),
+        "attention": explain("attention", run, head=2),
+    }
+    for drawn, explanation in zip(arrays["scores"], expected.values(), strict=True):
+        np.testing.assert_allclose(drawn, explanation.to_grid().numpy(), rtol=1e-5, atol=1e-7)
+    assert at.query_params["options"] == "gradcam.layer:3,rollout.fusion:max,attention.head:2"
+
+    at.selectbox(key="image_evidence_option_gradcam_layer").set_value(11).run()
+    at.number_input(key="image_evidence_option_rollout_discard_ratio").set_value(0.9).run()
+    assert not at.exception
+    assert at.query_params["options"] == "rollout.fusion:max,rollout.discard_ratio:0.9,attention.head:2"
+    _, changed = component(at, "evidence_maps")
+    assert not np.array_equal(changed["scores"][1], arrays["scores"][1])
+    plain = explain("gradcam", run, class_logit(elephant))
+    np.testing.assert_allclose(changed["scores"][0], plain.to_grid().numpy(), rtol=1e-5, atol=1e-7)
+
+    at.button(key="image_evidence_options_reset").click().run()
+    assert not at.exception
+    assert "options" not in at.query_params
+    assert at.selectbox(key="image_evidence_option_attention_head").value == ""
+    assert not [button for button in at.button if button.key == "image_evidence_options_reset"]
+
+
+def shown_run(at: AppTest) -> Any:
+    """The pass that the Image page shows; the page has made it, so this reads a cache."""
+    chosen = at.session_state["selection"].image
+    model, side = chosen.model, chosen.input.side
+    digest, name, data = picture_bytes(chosen.input)
+    picture = cached.picture(digest, name, _data=data)
+    traced = cached.traced_picture(model.name, model.revision, digest, side, _picture=picture)
+    return evidence_cache.subject(traced).run
+
+
+@classifier
+def test_the_explained_probability_is_the_one_that_the_page_shows():
+    at = image_opened(model="picture-classifier", sample="elephantdog", methods="cdam", rather="probability")
+    header, _ = component(at, "evidence_maps")
+    box = at.selectbox(key="image_evidence_rather")
+    assert box.value == -2
+    found = re.fullmatch(r"Evidence for probability of elephant \((0\.\d+)\)", header["title"])
+    assert found, header["title"]
+    shown_share = re.search(r"<b>elephant</b> ([\d.]+) %", shown(at))
+    assert float(found[1]) == pytest.approx(float(shown_share[1]) / 100, abs=0.006)
+    assert "Its gradient vanishes where the model is sure" in shown(at)
+    temperature = cached.shared_model("picture-classifier", None).model.temperature
+    assert temperature != 1, "the test would not see a missing temperature"
+
+    box.set_value(cached.shared_model("picture-classifier", None).model.labels.index("dalmatian")).run()
+    assert component(at, "evidence_maps")[0]["title"].startswith(
+        "Evidence for elephant rather than dalmatian (diff"
+    )
+    assert at.query_params["rather"] == "27"
+    at.selectbox(key="image_evidence_rather").set_value(-1).run()
+    assert component(at, "evidence_maps")[0]["title"].startswith("Evidence for elephant (logit ")
+    assert "rather" not in at.query_params
+
+
+@classifier
+def test_a_model_with_classes_explains_a_likeness_too():
+    at = image_opened(model="picture-classifier", sample="cat", methods="gradcam", like="coffee")
+    at.selectbox(key="image_evidence_target").set_value(-3).run()
+    assert not at.exception
+    header, _ = component(at, "evidence_maps")
+    assert "likeness to “Coffee cup” (cosine" in header["title"]
+    assert at.query_params["class"] == "examples"
+    assert "The model has no classification head." not in shown(at)
+    keys = {box.key for box in at.selectbox}
+    assert not keys & {"image_evidence_rather", "image_evidence_beside", "image_evidence_measure"}
+    at.multiselect(key="image_evidence_examples").set_value(["coffee", "temple"]).run()
+    assert "the concept of 2 examples (dot product" in component(at, "evidence_maps")[0]["title"]
+    at.selectbox(key="image_evidence_measure").set_value("cosine").run()
+    header, _ = component(at, "evidence_maps")
+    share = re.search(r"the concept of 2 examples \(cosine (-?[\d.]+)\)", header["title"])
+    assert abs(float(share[1])) <= 1
+    assert at.query_params["measure"] == "cosine"
+    at.selectbox(key="image_evidence_target").set_value(0).run()
+    assert "(logit " in component(at, "evidence_maps")[0]["title"]
+    assert at.query_params["class"] == "0"
+
+
+def text_opened(**params: str) -> AppTest:
+    """The Text page by a link, with its model loaded."""
+    at = AppTest.from_file(APP, default_timeout=180)
+    for name, value in {"v": "1", "view": "evidence", **params}.items():
+        at.query_params[name] = value
+    at.run()
+    return finished(settled(at))
+
+
+@classifier
+def test_a_text_model_with_classes_has_options_probability_and_likeness():
+    at = text_opened(
+        model="sentiment",
+        t="A dull start, but the ending is wonderful.",
+        methods="leave_one_out,occlusion,attention",
+        options="leave_one_out.replacement:remove,occlusion.window:2,attention.row:mean,attention.layer:99",
+        rather="probability",
+    )
+    header, arrays = component(at, "evidence_words")
+    assert re.match(r"Evidence for probability of \w+ \(\d", header["title"])
+    assert (
+        at.query_params["options"] == "attention.row:mean,occlusion.window:2,leave_one_out.replacement:remove"
+    )
+    facts = [fact for card in header["cards"] for panel in card["panels"] for fact in panel["facts"]]
+    assert "Tokens were deleted and the model ran on the shorter text." in facts
+    at.number_input(key="text_evidence_option_occlusion_window").set_value(1).run()
+    at = finished(at)
+    _, changed = component(at, "evidence_words")
+    assert not np.array_equal(changed["scores"], arrays["scores"])
+
+    at.selectbox(key="text_evidence_target").set_value(-3).run()
+    at = finished(at)
+    assert "likeness to “" in component(at, "evidence_words")[0]["title"]
+    at.text_area(key="text_evidence_examples").set_value("A great film.\nA bad film.").run()
+    at = finished(at)
+    assert "the concept of 2 texts (dot product" in component(at, "evidence_words")[0]["title"]
+    at.selectbox(key="text_evidence_measure").set_value("cosine").run()
+    at = finished(at)
+    assert "the concept of 2 texts (cosine" in component(at, "evidence_words")[0]["title"]
+
+
+@classifier
+def test_a_model_whose_classes_stand_by_themselves_explains_a_sigmoid(model_folders):
+    at = text_opened(t="hello world")
+    at.selectbox(key="text_model").set_value("folder:labels").run()
+    at = finished(settled(at))
+    before = component(at, "evidence_words")[0]["title"]
+    logit = float(re.search(r"\(logit (-?[\d.]+)\)", before)[1])
+    at.selectbox(key="text_evidence_rather").set_value(-2).run()
+    assert not at.exception
+    title = component(at, "evidence_words")[0]["title"]
+    share = float(re.search(r"probability of .+ \((0\.\d+)\)", title)[1])
+    assert share == pytest.approx(1 / (1 + np.exp(-logit)), abs=2e-3)

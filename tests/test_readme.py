@@ -87,4 +87,4 @@ def test_every_method_has_its_page():
     from analysis.evidence.methods import METHODS
 
     pages = {path.stem.replace("-", "_") for path in (ROOT / "docs" / "methods").glob("*.md")}
-    assert pages == {*METHODS, "README", "lrp"}
+    assert pages == {*METHODS, "README", "lrp", "every_word"}

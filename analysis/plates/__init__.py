@@ -12,6 +12,7 @@ from typing import Any, Literal
 from analysis.drawing import Fonts, Sheet, find_fonts, saved, settings
 from analysis.figure_data import (
     EvidenceMaps,
+    EvidencePanel,
     EvidenceWords,
     Figure,
     HeadView,
@@ -22,6 +23,7 @@ from analysis.figure_data import (
     TokenScores,
 )
 from analysis.plates.evidence import draw_evidence_maps, draw_evidence_words
+from analysis.plates.evidence_table import draw_evidence_table
 from analysis.plates.frame import Words
 from analysis.plates.head_view import draw_head_view
 from analysis.plates.matrices import draw_matrix_view, draw_token_scores
@@ -64,8 +66,14 @@ def _all_text(figure: Figure, lines: Sequence[str]) -> str:
     labels = (visible_text(label.text) for label in tokens_of(figure))
     titles: list[str] = [visible_text(title) for title in getattr(figure, "titles", ())]
     if isinstance(figure, EvidenceMaps | EvidenceWords):
-        titles = [visible_text(f"{panel.method}{panel.target}{panel.empty}") for panel in figure.panels]
+        titles = [visible_text("".join(_panel_words(panel))) for panel in figure.panels]
+        titles += [visible_text(label.text) for label in getattr(figure, "predicted", ())]
     return "".join([*labels, *titles, *lines, visible_text(getattr(figure, "unit", ""))])
+
+
+def _panel_words(panel: EvidencePanel) -> tuple[str, ...]:
+    said = (panel.method, panel.target, panel.empty, panel.warning, panel.claims, panel.cannot)
+    return (*said, *panel.facts)
 
 
 def _missing_in_words(missing: str) -> str:
@@ -77,6 +85,10 @@ def _missing_in_words(missing: str) -> str:
     )
 
 
+def _draw_words_or_table(view: EvidenceWords, words: Words, fonts: Fonts) -> Sheet:
+    return (draw_evidence_table if view.predicted else draw_evidence_words)(view, words, fonts)
+
+
 _PLATES: Mapping[type, Callable[[Any, Words, Fonts], Sheet]] = {
     HeadView: draw_head_view,
     ModelView: draw_model_view,
@@ -84,5 +96,5 @@ _PLATES: Mapping[type, Callable[[Any, Words, Fonts], Sheet]] = {
     TokenScores: draw_token_scores,
     PatchMaps: draw_patch_maps,
     EvidenceMaps: draw_evidence_maps,
-    EvidenceWords: draw_evidence_words,
+    EvidenceWords: _draw_words_or_table,
 }

@@ -40,7 +40,7 @@ def draw_evidence_maps(view: EvidenceMaps, words: Words, fonts: Fonts) -> Sheet:
     box = {1: 4.4, 2: 3.1, 3: 2.2, 4: 1.75}[across]
     wide, tall = box * width / max(height, width), box * height / max(height, width)
     column = max(wide, 1.5)
-    notes = [wrapped(_note(panel), column, TINY_SIZE, fonts) for panel in view.panels]
+    notes = [wrapped(_note(panel, alone=count == 1), column, TINY_SIZE, fonts) for panel in view.panels]
     pitch = TINY_SIZE * 1.4 / 72
     lines = [max(map(len, notes[start : start + across])) for start in range(0, count, across)]
     extent = sum(tall + HEADING + GAP + pitch * lines_of for lines_of in lines)
@@ -54,7 +54,7 @@ def draw_evidence_maps(view: EvidenceMaps, words: Words, fonts: Fonts) -> Sheet:
                 top = y + HEADING + tall + 0.08 + pitch * (number + 0.5)
                 sheet.text(x, top, line, size=TINY_SIZE, colour=MUTED)
         y += HEADING + tall + GAP + pitch * lines[row]
-    _draw_scales(sheet, view.panels, MARGIN, y + 0.1, positive=view.positive)
+    draw_scales(sheet, view.panels, MARGIN, y + 0.1, positive=view.positive)
     return sheet
 
 
@@ -78,8 +78,12 @@ def _heading(sheet: Sheet, panel: EvidencePanel, x: float, y: float, *, limit: i
     sheet.text(x, y - 0.11, short_label(target, limit), size=SMALL_SIZE, colour=MUTED)
 
 
-def _note(panel: EvidencePanel) -> str:
-    return " ".join(filter(None, (panel.empty, panel.warning, *panel.facts)))
+def _note(panel: EvidencePanel, *, alone: bool) -> str:
+    """What was measured; of a panel alone also what its method claims, since nothing stands beside it that tells."""
+    claims = panel.claims and f"Shows: {panel.claims}"
+    cannot = panel.cannot and f"Beware: {panel.cannot}"
+    said = (claims, cannot) if alone else ()
+    return " ".join(filter(None, (panel.empty, panel.warning, *panel.facts, *said)))
 
 
 def _mixed(view: EvidenceMaps, index: int) -> Pixels:
@@ -98,9 +102,7 @@ def _mixed(view: EvidenceMaps, index: int) -> Pixels:
     return pixels
 
 
-def _draw_scales(
-    sheet: Sheet, panels: Sequence[EvidencePanel], x: float, y: float, *, positive: bool
-) -> None:
+def draw_scales(sheet: Sheet, panels: Sequence[EvidencePanel], x: float, y: float, *, positive: bool) -> None:
     """A lying bar for each kind of scale that is drawn."""
     kinds = sorted({panel.signed for panel in panels}, reverse=True)
     for signed in kinds:
@@ -128,7 +130,10 @@ def draw_evidence_words(view: EvidenceWords, words: Words, fonts: Fonts) -> Shee
     """The text once a panel, each word on its colour."""
     width, row, pitch = 7.4, 0.24, TINY_SIZE * 1.4 / 72
     lines = _lines_of(view, width - 2 * MARGIN, fonts)
-    notes = [wrapped(_note(panel), width - 2 * MARGIN, TINY_SIZE, fonts) for panel in view.panels]
+    alone = len(view.panels) == 1
+    notes = [
+        wrapped(_note(panel, alone=alone), width - 2 * MARGIN, TINY_SIZE, fonts) for panel in view.panels
+    ]
     extent = sum(HEADING + row * len(lines) + pitch * len(note) + 0.14 for note in notes)
     sheet = new_sheet(width, extent + 0.4, words, fonts)
     y = TOP
@@ -153,7 +158,7 @@ def draw_evidence_words(view: EvidenceWords, words: Words, fonts: Fonts) -> Shee
         for number, sentence in enumerate(notes[index]):
             sheet.text(MARGIN, y + pitch * (number + 0.5), sentence, size=TINY_SIZE, colour=MUTED)
         y += pitch * len(notes[index]) + 0.14
-    _draw_scales(sheet, view.panels, MARGIN, y + 0.16, positive=view.positive)
+    draw_scales(sheet, view.panels, MARGIN, y + 0.16, positive=view.positive)
     return sheet
 
 

@@ -34,8 +34,8 @@ def draw_matrix_view(view: MatrixView, words: Words, fonts: Fonts) -> Sheet:
     count = rows.stop - rows.start, columns.stop - columns.start
     cell = min(0.36, 5.2 / max(count))
     wide, tall = max(cell * count[1], 0.05), max(cell * count[0], 0.05)
-    row_labels = _thinned(range(rows.start, rows.stop), cell)
-    column_labels = _thinned(range(columns.start, columns.stop), cell)
+    row_labels = thinned(range(rows.start, rows.stop), cell)
+    column_labels = thinned(range(columns.start, columns.stop), cell)
     size = label_size(max(cell, 0.115))
     left = MARGIN + column_width(view.rows, np.array(row_labels, dtype=np.intp), size, fonts)
     top = TOP + column_width(view.columns, np.array(column_labels, dtype=np.intp), size, fonts) - 0.05
@@ -48,12 +48,12 @@ def draw_matrix_view(view: MatrixView, words: Words, fonts: Fonts) -> Sheet:
     if cell >= 0.3:
         _draw_numbers(sheet, values, pixels, (left, top), cell)
     for index in row_labels:
-        _matrix_label(
+        matrix_label(
             sheet, view.rows[index], index, (left - 0.07, top + cell * (index - rows.start + 0.5)), size
         )
     for index in column_labels:
         place = (left + cell * (index - columns.start + 0.5), top - 0.07)
-        _matrix_label(sheet, view.columns[index], index, place, size, upright=True)
+        matrix_label(sheet, view.columns[index], index, place, size, upright=True)
     sheet.text(left - 0.2, top - 0.14, "key →", size=TINY_SIZE, colour=MUTED, align="right")
     sheet.text(left - 0.2, top - 0.25, "query ↓", size=TINY_SIZE, colour=MUTED, align="right")
     if view.selected is not None:
@@ -79,7 +79,7 @@ def _draw_numbers(
         sheet.text(x, y, text, size=TINY_SIZE, colour=readable_ink(pixels[row, column]), align="center")
 
 
-def _thinned(indices: range, cell: float) -> list[int]:
+def thinned(indices: range, cell: float) -> list[int]:
     """Indices whose labels fit beside cells of this size: all of them, or every second, fifth, tenth ..."""
     for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
         if cell * step >= 0.115:
@@ -87,7 +87,7 @@ def _thinned(indices: range, cell: float) -> list[int]:
     return [indices.start]
 
 
-def _matrix_label(
+def matrix_label(
     sheet: Sheet,
     label: TokenLabel,
     index: int,

@@ -1,4 +1,5 @@
-// What the two evidence views share: colours with opacity, the bars that explain them, and what stands in a card.
+// What the two evidence views share: colours with opacity, the bars that explain them, what stands in a card, and how
+// a score is told.
 
 /** A score as a share of where the colours end, -1 to 1; evidence against is 0 where only the positive is drawn. */
 function shareOf(value, panel, positive) {
@@ -26,11 +27,32 @@ function paintShares(canvas, shares, width, height, { signed, lut }) {
 function scoreLines(value, panel) {
   const share = Math.abs(value) / panel.limit;
   const percent = `${shortText(100 * share)} % of the largest |score|`;
-  const way = value === 0 ? "neither for nor against" : value > 0 ? `for ${panel.target}` : `against ${panel.target}`;
-  const lines = [exactText(value), percent];
-  if (panel.signed && panel.target) lines.push(way);
-  if (!panel.signed) lines.push("no sign: not for or against");
-  return lines;
+  return [exactText(value), percent, wayText(value, panel)].filter(Boolean);
+}
+
+/** The same as a sentence that is read aloud. */
+function spokenScore(value, panel) {
+  const percent = `${shortText((100 * Math.abs(value)) / panel.limit)} % of the largest`;
+  return [`score ${shortText(value)}`, percent, wayText(value, panel)].filter(Boolean).join(", ");
+}
+
+/** Which way a score points. */
+function wayText(value, panel) {
+  if (!panel.signed) return "no sign: not for or against";
+  if (!panel.target) return "";
+  return value === 0 ? "neither for nor against" : `${value > 0 ? "for" : "against"} ${panel.target}`;
+}
+
+/** A method and what it explains. */
+const panelName = (panel) => (panel.target ? `${panel.method} for ${panel.target}` : panel.method);
+
+/** The switch between signed evidence and the positive alone. */
+function makeSignChoice(parent, choose) {
+  const options = [
+    [false, "Signed", "Evidence for (red) and against (blue)"],
+    [true, "Positive only", "Evidence against is not drawn"],
+  ];
+  return makeChoice(parent, "Evidence", options, choose);
 }
 
 /** Bars that explain the colours of the kinds of scores that are shown. */

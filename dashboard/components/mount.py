@@ -20,7 +20,8 @@ from dashboard.figures import read_header, with_header
 COMPONENTS = Path(__file__).parent
 
 KITS: Mapping[str, tuple[str, ...]] = {
-    "evidence_maps": ("evidence_kit",),
+    "patch_map": ("picture_kit",),
+    "evidence_maps": ("picture_kit", "evidence_kit"),
     "evidence_words": ("evidence_kit",),
 }
 """What some components share besides the kit of all."""

@@ -1,9 +1,9 @@
-"""The controls of the Evidence views and what both pages ask of the methods: targets, answers, progress, panels."""
+"""The controls of the Evidence views and what both pages ask of the methods: answers, progress, panels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,116 +15,21 @@ from analysis.figure_data import EvidencePanel
 from analysis.visible_evidence import evidence_limit
 from dashboard import cached, evidence_cache
 from dashboard.boundary import known_sentence, tell_error
-from dashboard.evidence_choices import EvidenceChoices, clamped_evidence
+from dashboard.evidence_choices import EvidenceChoices, MethodOptions
 from dashboard.evidence_jobs import Job
-from dashboard.frame import choice, literal, note, waiting_view
-from dashboard.prediction_line import percent
+from dashboard.frame import literal, note, waiting_view
 from dashboard.selection import bind, choose_evidence
+from dashboard.views.evidence_options import option_tools, option_words
 
 if TYPE_CHECKING:
     from analysis.evidence.explanation import Explanation
     from analysis.evidence.methods import Method
     from analysis.evidence.targets import Target
-    from analysis.predictions import Prediction
 
 Page = Literal["text", "image"]
 
 WAITING = "The evidence appears as soon as the model is ready."
 POLL_SECONDS = 0.5
-NOTHING = -1
-"""Option of a select box that chooses no class."""
-
-
-# Targets ------------------------------------------------------------------------------------------------------------
-
-
-def fitted(page: Page, choices: EvidenceChoices, traced: cached.Traced) -> EvidenceChoices:
-    """The choices fitted to the model; kept in the selection where they change."""
-    from analysis.evidence.methods import METHODS
-
-    found = clamped_evidence(
-        choices,
-        classes=len(labels_of(traced)),
-        methods=METHODS,
-        positions=None if traced.inputs.tokens is None else len(traced.inputs.tokens),
-    )
-    if found != choices:
-        choose_evidence(page, **{name: getattr(found, name) for name in found.__dataclass_fields__})
-    return found
-
-
-def labels_of(traced: cached.Traced) -> tuple[str, ...]:
-    """Classes (or numbers) of the model's head; () where it predicts nothing of the whole input."""
-    prediction = cached.prediction(traced)
-    return () if prediction is None else prediction.labels
-
-
-def class_tools(page: Page, choices: EvidenceChoices, prediction: Prediction) -> None:
-    """What is explained, what it is held against, and a second class beside; classes by probability."""
-    best = prediction.best(len(prediction.labels))
-    order = [index for _, _, index in best]
-    if prediction.kind == "value":
-        if len(order) > 1:
-            names = dict(enumerate(prediction.labels))
-            _class_box(page, "target", "Predicted value", order, choices.target or 0, names)
-        return
-    words = {index: f"{label} · {percent(score)}" for label, score, index in best}
-    target = order[0] if choices.target is None else choices.target
-    _class_box(page, "target", "Explained class", order, target, {i: f"for {words[i]}" for i in order})
-    if len(order) < 2:
-        return
-    others = [NOTHING, *(index for index in order if index != target)]
-    against = {NOTHING: "rather than nothing", **{i: f"rather than {words[i]}" for i in order}}
-    rather = choices.rather if choices.rather in others else None
-    _class_box(page, "rather", "Held against", others, NOTHING if rather is None else rather, against)
-    second = {NOTHING: "no class beside", **{i: f"beside {words[i]}" for i in order}}
-    beside = choices.beside if choices.beside in others else None
-    _class_box(page, "beside", "Second class", others, NOTHING if beside is None else beside, second)
-
-
-_CLASS_HELP = {
-    "target": "What is explained: the logit of this class, before softmax",
-    "rather": "Explain why the first class rather than this one: the difference of their logits",
-    "beside": "Show the maps of this class next to those of the first, on the same scale",
-}
-
-
-def _class_box(
-    page: Page, name: str, label: str, options: Sequence[int], value: int, words: Mapping[int, str]
-) -> None:
-    key = f"{page}_evidence_{name}"
-
-    def picked() -> None:
-        chosen = st.session_state[key]
-        choose_evidence(page, **{name: None if chosen == NOTHING else chosen})
-
-    choice(
-        label,
-        options,
-        value,
-        key=key,
-        on_change=picked,
-        words=words.__getitem__,
-        width=168,
-        help=_CLASS_HELP[name],
-    )
-
-
-def class_targets(choices: EvidenceChoices, prediction: Prediction) -> tuple[Target, ...]:
-    """The targets of a model with a head: one, or two where a second class stands beside."""
-    from analysis.evidence.targets import class_logit, logit_difference, predicted_value
-
-    labels = prediction.labels
-    if prediction.kind == "value":
-        index = choices.target or 0
-        return (predicted_value(index, labels[index] if len(labels) > 1 else ""),)
-    target = prediction.best(1)[0][2] if choices.target is None else choices.target
-    first = class_logit(target, labels[target])
-    if choices.rather is not None and choices.rather != target:
-        first = logit_difference(target, choices.rather, labels[target], labels[choices.rather])
-    if choices.beside is None or choices.beside == target:
-        return (first,)
-    return first, class_logit(choices.beside, labels[choices.beside])
 
 
 @contextmanager
@@ -155,8 +60,19 @@ def chosen_methods(choices: EvidenceChoices, chosen: evidence_cache.Subject) -> 
     return ("attention", "integrated_gradients", "leave_one_out")
 
 
-def method_pills(page: Page, methods: Sequence[str]) -> None:
-    """The methods as pills; those of many passes are marked."""
+def method_tools(
+    page: Page, choices: EvidenceChoices, methods: Sequence[str], chosen: evidence_cache.Subject
+) -> MethodOptions:
+    """The methods as pills and a popover with their options; returns the options that differ from the defaults."""
+    with st.container(
+        horizontal=True, vertical_alignment="top", gap="small", key=f"{page}_evidence_methods_row"
+    ):
+        _method_pills(page, methods)
+        return option_tools(page, choices, methods, chosen.run)
+
+
+def _method_pills(page: Page, methods: Sequence[str]) -> None:
+    """Methods of many passes are marked."""
     from analysis.evidence.methods import METHODS
 
     key = f"{page}_evidence_methods"
@@ -177,6 +93,7 @@ def method_pills(page: Page, methods: Sequence[str]) -> None:
         format_func=title,
         on_change=picked,
         label_visibility="collapsed",
+        wrap=True,
         help="A clock marks methods that run the model many times; they run behind the page and can be stopped",
     )
 
@@ -187,11 +104,13 @@ class Answer:
 
     Attributes:
         target: None where the method asks for none.
+        options: of the method, beside its defaults.
     """
 
     method: Method
     target: Target | None
     explanation: Explanation
+    options: evidence_cache.Options = ()
 
 
 @dataclass(frozen=True)
@@ -209,8 +128,17 @@ class Answers:
     refused: tuple[tuple[str, Exception], ...]
 
 
-def answers(chosen: evidence_cache.Subject, methods: Sequence[str], targets: Sequence[Target]) -> Answers:
-    """Ask the chosen methods; those of one pass answer at once, the others as jobs."""
+def answers(
+    chosen: evidence_cache.Subject,
+    methods: Sequence[str],
+    targets: Sequence[Target],
+    options: MethodOptions = (),
+) -> Answers:
+    """Ask the chosen methods; those of one pass answer at once, the others as jobs.
+
+    Args:
+        options: of the methods, beside their defaults.
+    """
     from analysis.evidence.methods import METHODS
 
     ready: list[Answer] = []
@@ -218,11 +146,12 @@ def answers(chosen: evidence_cache.Subject, methods: Sequence[str], targets: Seq
     refused: list[tuple[str, Exception]] = []
     for method in (METHODS[key] for key in methods):
         asked: Sequence[Target | None] = targets if method.uses_target else (None,)
+        own = dict(options).get(method.key, ())
         for target in asked:
             if method.cost == "passes":
-                job = evidence_cache.requested(chosen, method.key, target)
+                job = evidence_cache.requested(chosen, method.key, target, own)
                 if job.state == "ready":
-                    ready.append(Answer(method, target, job.answer))
+                    ready.append(Answer(method, target, job.answer, own))
                 else:
                     jobs.append((method.title, job))
                 continue
@@ -231,50 +160,54 @@ def answers(chosen: evidence_cache.Subject, methods: Sequence[str], targets: Seq
                     chosen.key,
                     method.key,
                     () if target is None else target.key,
-                    (),
+                    own,
                     _run=chosen.run,
                     _target=target,
                 )
             except Exception as error:  # noqa: BLE001 - told beside the methods that do answer
                 refused.append((method.title, error))
                 break
-            ready.append(Answer(method, target, found))
+            ready.append(Answer(method, target, found, own))
     return Answers(tuple(ready), tuple(jobs), tuple(refused))
 
 
-def progress(page: Page, jobs: Sequence[tuple[str, Job]]) -> None:
-    """How far the methods of many passes are, and a way to stop them, or to run one again."""
+def progress(page: Page, jobs: Sequence[tuple[str, Job]], *, of: str = "evidence") -> None:
+    """How far jobs of many passes are, and a way to stop them, or to run one again.
+
+    Args:
+        of: tells apart the places of a page that show progress.
+    """
     active = [(title, job) for title, job in jobs if job.active]
     if active:
-        st.fragment(_watch, run_every=POLL_SECONDS)(page, active)
+        st.fragment(_watch, run_every=POLL_SECONDS)(f"{page}_{of}", active)
     ended = [(title, job) for title, job in jobs if not job.active]
     for title, job in ended:
         if job.error is not None:
             _tell_refusal(title, job.error)
     stopped = [(title, job) for title, job in ended if job.state == "stopped"]
     if stopped:
-        with st.container(horizontal=True, vertical_alignment="center", key=f"{page}_evidence_stopped"):
+        with st.container(horizontal=True, vertical_alignment="center", key=f"{page}_{of}_stopped"):
             names = ", ".join(dict.fromkeys(title for title, _ in stopped))
             st.html(f'<div class="as-note">Stopped: {names}.</div>', width="content")
             st.button(
                 "Run again",
-                key=f"{page}_evidence_again",
+                key=f"{page}_{of}_again",
                 on_click=partial(_forget, [job for _, job in stopped]),
             )
 
 
-def _watch(page: Page, active: Sequence[tuple[str, Job]]) -> None:
+def _watch(key: str, active: Sequence[tuple[str, Job]]) -> None:
     if any(not job.active for _, job in active):
         st.rerun()
     done = sum(job.done for _, job in active) / len(active)
     running = next((title for title, job in active if job.state == "running"), active[0][0])
     rest = len(active) - 1
     words = f"{running}: {done:.0%}" if not rest else f"{running} and {rest} more: {done:.0%}"
-    with st.container(horizontal=True, vertical_alignment="center", key=f"{page}_evidence_progress"):
+    with st.container(horizontal=True, vertical_alignment="center", key=f"{key}_progress"):
         st.progress(done, text=words)
         st.button(
             "Stop",
-            key=f"{page}_evidence_stop",
+            key=f"{key}_stop",
             on_click=partial(_stop, [job for _, job in active]),
             help="Stops at the next pass; what is ready stays",
         )
@@ -311,12 +244,27 @@ def _after_name(message: str) -> str:
 # Panels -------------------------------------------------------------------------------------------------------------
 
 
-def panels(found: Sequence[Answer], scores: Sequence[Any], *, left_out: str) -> tuple[EvidencePanel, ...]:
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one answer, in sentences, beside what it says of itself."""
+
+    facts: tuple[str, ...] = ()
+    warning: str = ""
+
+
+def panels(
+    found: Sequence[Answer],
+    scores: Sequence[Any],
+    *,
+    left_out: str,
+    measured: Sequence[Measured] | None = None,
+) -> tuple[EvidencePanel, ...]:
     """What stands around each map: scale, claims, measured facts and warnings.
 
     Args:
         found: the answers; ``scores``: their scores as arrays, as they are drawn.
         left_out: what the positions are called that have no place in the drawing, such as "CLS".
+        measured: one an answer, or None where nothing was.
     """
     from analysis.evidence.methods import unchanging_reason
 
@@ -328,10 +276,15 @@ def panels(found: Sequence[Answer], scores: Sequence[Any], *, left_out: str) -> 
         ]  # others are another quantity
         told_later = len(same) == 2 and index == same[0]  # what both answers say stands under the second
         facts = _facts(answer.explanation, left_out, notes=not told_later)
+        chosen = option_words(answer.method, answer.options)
         warning = ""
+        if measured is not None:
+            facts, warning = (*measured[index].facts, *facts), measured[index].warning
         if len(same) == 2 and index == same[1]:
-            told, warning = _dependence(scores[same[0]], scores[same[1]])
-            facts = (told, *facts)
+            first = found[same[0]].target
+            other = "the first" if first is None else f"that for {first.label}"
+            told, alike_warning = dependence(scores[same[0]], scores[same[1]], other)
+            facts, warning = (told, *facts), " ".join(filter(None, (alike_warning, warning)))
         made.append(
             EvidencePanel(
                 method=answer.method.title,
@@ -340,7 +293,7 @@ def panels(found: Sequence[Answer], scores: Sequence[Any], *, left_out: str) -> 
                 limit=evidence_limit([scores[place] for place in alike]),
                 claims=answer.method.claims,
                 cannot=answer.method.cannot,
-                facts=facts,
+                facts=(chosen, *facts) if chosen else facts,
                 empty=unchanging_reason(answer.method.key, answer.explanation),
                 warning=warning,
             )
@@ -364,44 +317,17 @@ def _facts(explanation: Explanation, left_out: str, *, notes: bool) -> tuple[str
     return (*facts, *explanation.notes) if notes else tuple(facts)
 
 
-def _dependence(first: Any, second: Any) -> tuple[str, str]:
-    """How alike the maps of two targets are, and the warning where they are nearly the same."""
+def dependence(first: Any, second: Any, other: str) -> tuple[str, str]:
+    """How alike the maps of two targets are, and the warning where they are nearly the same.
+
+    Args:
+        other: what the second map is, such as "that for elephant".
+    """
     import torch
 
     from analysis.evidence.faithfulness import ClassSensitivity, rank_correlation
 
     found = rank_correlation(torch.as_tensor(first), torch.as_tensor(second))
     if math.isnan(found):
-        return "One of the two maps is constant: no correlation.", ""
-    return f"Rank correlation with the map above: {found:.2f}.", ClassSensitivity(found).warning
-
-
-_NUMBERS = {
-    "class_logit": "logit",
-    "logit_difference": "difference of logits",
-    "embedding_similarity": "cosine",
-    "concept_similarity": "dot product",
-    "token_log_probability": "log probability",
-}
-
-
-def title_of(targets: Sequence[Target], chosen: evidence_cache.Subject) -> str:
-    """What is explained, with its number."""
-    names = []
-    for target in targets:
-        what = _NUMBERS.get(target.kind, "value")
-        names.append(f"{target.label} ({what} {chosen.run.value(target):.3g})")
-    return f"Evidence for {' and for '.join(names)}" if names else "Evidence"
-
-
-def target_notes(targets: Sequence[Target]) -> None:
-    """What to know of the targets."""
-    for sentence in dict.fromkeys(target.note for target in targets if target.note):
-        note(sentence)
-
-
-def no_head_reason(traced: cached.Traced) -> str:
-    """Why no class can be explained."""
-    from analysis.evidence.targets import offered_targets
-
-    return next(offer.refusal for offer in offered_targets(traced.model) if offer.kind == "class_logit")
+        return f"This map or {other} is constant: no correlation.", ""
+    return f"Rank correlation with {other}: {found:.2f}.", ClassSensitivity(found).warning

@@ -12,7 +12,7 @@ from dashboard import evidence_cache
 from dashboard.evidence_choices import EvidenceChoices
 from dashboard.frame import choice
 from dashboard.prediction_line import percent
-from dashboard.selection import choose_evidence
+from dashboard.selection import bind, choose_evidence
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target
@@ -63,28 +63,49 @@ def word_tools(choices: EvidenceChoices, chosen: evidence_cache.Subject) -> Targ
 
     names = {place.position: place.words for place in found}
     with st.container(horizontal=True, key="text_evidence_word_row"):
-        choice(
-            "Position",
-            list(names),
-            place.position,
-            key="text_evidence_position",
-            on_change=placed,
-            words=names.__getitem__,
-            width=230,
-            help="Where the model predicts a word",
-        )
-        choice(
-            "Predicted word",
-            list(offers),
-            token,
-            key="text_evidence_word",
-            on_change=worded,
-            words=offers.__getitem__,
-            width=260,
-            help="The word whose log-probability is explained",
-        )
+        if has_table(chosen):
+            _table_choice(choices)
+        if not (has_table(chosen) and choices.every_word):
+            choice(
+                "Position",
+                list(names),
+                place.position,
+                key="text_evidence_position",
+                on_change=placed,
+                words=names.__getitem__,
+                width=230,
+                help="Where the model predicts a word",
+            )
+            choice(
+                "Predicted word",
+                list(offers),
+                token,
+                key="text_evidence_word",
+                on_change=worded,
+                words=offers.__getitem__,
+                width=260,
+                help="The word whose log-probability is explained",
+            )
     label = f"“{_text(chosen, token)}” {place.words}"
     return token_log_probability(place.position, token, label)
+
+
+def has_table(chosen: evidence_cache.Subject) -> bool:
+    """Whether the words of the text are predicted one after the other, so that all of them make a table."""
+    return chosen.traced.model.is_causal or chosen.traced.model.is_encoder_decoder
+
+
+def _table_choice(choices: EvidenceChoices) -> None:
+    key = "text_evidence_table"
+    st.segmented_control(
+        "Explained",
+        ("One word", "Every word"),
+        key=bind(key, "Every word" if choices.every_word else "One word"),
+        on_change=lambda: choose_evidence("text", every_word=st.session_state[key] == "Every word"),
+        required=True,
+        label_visibility="collapsed",
+        help="Every word: a table of what each word of the text, as the model predicts it, rests on, by one method",
+    )
 
 
 def places(chosen: evidence_cache.Subject) -> tuple[Place, ...]:

@@ -16,11 +16,11 @@ from dashboard import cached, evidence_cache, figures
 from dashboard.components import evidence_maps, evidence_state
 from dashboard.evidence_choices import MOST_EXAMPLES
 from dashboard.evidence_payload import evidence_maps_payload
-from dashboard.frame import literal, note, waiting_view
+from dashboard.frame import literal, waiting_view
 from dashboard.selection import ImageChoices, bind, choose, choose_evidence, current
 from dashboard.sidebar import PICTURE_MEGABYTES, PICTURE_TYPES
 from dashboard.sources import ImageSource
-from dashboard.views import evidence_tools
+from dashboard.views import evidence_targets, evidence_tools, evidence_trust
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target
@@ -35,11 +35,12 @@ def tools(source: ImageSource, choices: ImageChoices) -> None:
     traced = source.traced
     if traced is None:
         return
-    asked = evidence_tools.fitted("image", choices.evidence, traced)
+    asked = evidence_targets.fitted("image", choices.evidence, traced)
     prediction = cached.prediction(traced)
     if prediction is not None:
-        evidence_tools.class_tools("image", asked, prediction)
-    else:
+        offered = evidence_targets.embeds(traced.model)
+        evidence_targets.class_tools("image", asked, prediction, likeness=offered)
+    if prediction is None or asked.likeness:
         _example_tools(choices)
 
 
@@ -55,9 +56,10 @@ def show(source: ImageSource, choices: ImageChoices) -> EvidenceMaps | None:
         subject = evidence_cache.subject(traced)
         methods = evidence_tools.chosen_methods(choices.evidence, subject)
         with pills:
-            evidence_tools.method_pills("image", methods)
+            options = evidence_tools.method_tools("image", choices.evidence, methods, subject)
         targets = _targets(choices, subject)
-        found = evidence_tools.answers(subject, methods, targets)
+        found = evidence_tools.answers(subject, methods, targets, options)
+        trust = evidence_trust.examine("image", subject, found.ready, targets)
     if not methods:
         waiting_view("Choose a method above.")
         return None
@@ -65,14 +67,15 @@ def show(source: ImageSource, choices: ImageChoices) -> EvidenceMaps | None:
     view = None
     if found.ready:
         maps = [answer.explanation.to_grid().numpy() for answer in found.ready]
-        panels = evidence_tools.panels(found.ready, maps, left_out=_left_out(source))
-        title = evidence_tools.title_of(targets, subject)
+        panels = evidence_tools.panels(found.ready, maps, left_out=_left_out(source), measured=trust.measured)
+        title = evidence_targets.title_of(targets, subject)
         view = record(source, choices, np.stack(maps), panels, title)
         _draw(source, view, targets)
+        evidence_trust.show("image", trust)
     elif found.jobs:
         waiting_view("The first map appears as soon as its method is done.")
     evidence_tools.tell_refusals(found.refused)
-    evidence_tools.target_notes(targets)
+    evidence_targets.target_notes(targets)
     return view
 
 
@@ -99,6 +102,7 @@ def _draw(source: ImageSource, view: EvidenceMaps, targets: Sequence[Target]) ->
         tuple(target.key for target in targets),
         view.title,
         tuple((panel.method, panel.target, panel.facts, panel.warning) for panel in view.panels),
+        current().image.evidence.options,
         view.positive,
         view.marked,
         view.opacity,
@@ -131,12 +135,9 @@ def _left_out(source: ImageSource) -> str:
 
 def _targets(choices: ImageChoices, subject: evidence_cache.Subject) -> tuple[Target, ...]:
     prediction = cached.prediction(subject.traced)
-    if prediction is not None:
-        return evidence_tools.class_targets(choices.evidence, prediction)
-    note(
-        f"{evidence_tools.no_head_reason(subject.traced)} What is explained is how alike the picture's embedding "
-        "is to that of an example, or to the mean of several: a concept."
-    )
+    if prediction is not None and not choices.evidence.likeness:
+        return evidence_targets.class_targets(choices.evidence, prediction)
+    evidence_targets.likeness_note(subject.traced, "picture")
     return _likeness(examples_of(choices), choices, subject)
 
 
@@ -152,12 +153,7 @@ def _likeness(
     examples: Sequence[str], choices: ImageChoices, subject: evidence_cache.Subject
 ) -> tuple[Target, ...]:
     """Likeness to one example, or a concept from several."""
-    from analysis.evidence.targets import (
-        concept_similarity,
-        default_pooling,
-        embedding_similarity,
-        mean_direction,
-    )
+    from analysis.evidence.targets import default_pooling
     from analysis.inputs import encode_image
 
     model, embeddings, names = subject.shared.model, [], []
@@ -170,10 +166,10 @@ def _likeness(
         key = cached.digest(model.name, model.revision, inputs.digest, str(side))
         embeddings.append(evidence_cache.embedding(key, pooling, _shared=subject.shared, _inputs=inputs))
         names.append(name)
-    if len(examples) == 1:
-        return (embedding_similarity(embeddings[0], f"likeness to “{names[0]}”", pooling=pooling),)
-    label = f"the concept of {len(names)} examples"
-    return (concept_similarity(mean_direction(embeddings), label, pooling=pooling),)
+    target = evidence_targets.likeness_target(
+        embeddings, pooling, name=names[0], examples="examples", cosine=choices.evidence.cosine
+    )
+    return (target,)
 
 
 def _example(example: str) -> tuple[str, bytes]:
@@ -203,6 +199,8 @@ def _example_tools(choices: ImageChoices) -> None:
         width=330,
         help="One example: how alike the picture is to it. Several: a concept, the mean of their embeddings",
     )
+    if len(examples_of(choices)) > 1:
+        evidence_targets.measure_box("image", choices.evidence)
     with st.popover("Your own examples", key="image_evidence_upload", help="Pictures that make a concept"):
         st.file_uploader(
             f"Pictures, up to {PICTURE_MEGABYTES} MB each",

@@ -179,7 +179,13 @@ def _view_picked() -> None:
 def _provenance(shown: Shown, choices: ImageChoices, figure: Figure) -> Provenance:
     if isinstance(figure, EvidenceMaps):
         return evidence_provenance(
-            figure, shown.model, shown.revision, shown.input, shown.notes, layers=shown.source.layers
+            figure,
+            shown.model,
+            shown.revision,
+            shown.input,
+            shown.notes,
+            layers=shown.source.layers,
+            options=choices.evidence.options,
         )
     source = shown.source
     everything = choices.view != "attention"

@@ -18,9 +18,9 @@ from dashboard.evidence_payload import evidence_words_payload
 from dashboard.frame import note, waiting_view
 from dashboard.selection import TextChoices, bind, choose, choose_evidence, current
 from dashboard.sources import TextSource
-from dashboard.views import evidence_tools
-from dashboard.views.evidence_tools import Answer
-from dashboard.views.evidence_word_target import predicts_words, word_tools
+from dashboard.views import evidence_every_word, evidence_targets, evidence_tools, evidence_trust
+from dashboard.views.evidence_tools import Answer, Measured
+from dashboard.views.evidence_word_target import has_table, predicts_words, word_tools
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target
@@ -36,11 +36,12 @@ def tools(source: TextSource, choices: TextChoices) -> None:
     traced = source.traced
     if traced is None:
         return
-    asked = evidence_tools.fitted("text", choices.evidence, traced)
+    asked = evidence_targets.fitted("text", choices.evidence, traced)
     prediction = cached.prediction(traced)
     if prediction is not None:
-        evidence_tools.class_tools("text", asked, prediction)
-    elif not _predicts_words(traced):
+        offered = evidence_targets.embeds(traced.model)
+        evidence_targets.class_tools("text", asked, prediction, likeness=offered)
+    if asked.likeness or (prediction is None and not _predicts_words(traced)):
         _example_tools(choices)
     if any(token.continues for token in traced.inputs.tokens or ()):
         key = "text_evidence_unit"
@@ -69,28 +70,39 @@ def show(source: TextSource, choices: TextChoices) -> EvidenceWords | None:
         methods = evidence_tools.chosen_methods(choices.evidence, subject)
         with pills:
             predicted = word_tools(choices.evidence, subject) if predicts_words(subject) else None
-            evidence_tools.method_pills("text", methods)
+            options = evidence_tools.method_tools("text", choices.evidence, methods, subject)
+        if predicted is not None and choices.evidence.every_word and has_table(subject):
+            return evidence_every_word.show(source, choices.evidence, subject, methods)
         targets = _targets(choices, subject) if predicted is None else (predicted,)
-        found = evidence_tools.answers(subject, methods, targets)
+        found = evidence_tools.answers(subject, methods, targets, options)
+        trust = evidence_trust.examine("text", subject, found.ready, targets)
     if not methods:
         waiting_view("Choose a method above.")
         return None
     evidence_tools.progress("text", found.jobs)
     view = None
     if found.ready and len(found.ready[0].explanation.scores):
-        view = record(source, choices, found.ready, evidence_tools.title_of(targets, subject))
+        title = evidence_targets.title_of(targets, subject)
+        view = record(source, choices, found.ready, title, trust.measured)
         _draw(source, view, targets)
         _bars(view)
+        evidence_trust.show("text", trust)
     elif found.ready:
         note("The text holds special tokens alone; write a word.")
     elif found.jobs:
         waiting_view("The first scores appear as soon as their method is done.")
     evidence_tools.tell_refusals(found.refused)
-    evidence_tools.target_notes(targets)
+    evidence_targets.target_notes(targets)
     return view
 
 
-def record(source: TextSource, choices: TextChoices, found: Sequence[Answer], title: str) -> EvidenceWords:
+def record(
+    source: TextSource,
+    choices: TextChoices,
+    found: Sequence[Answer],
+    title: str,
+    measured: Sequence[Measured] | None = None,
+) -> EvidenceWords:
     """The record of what is on the screen: scores of words where they are asked for, else of tokens."""
     from analysis.evidence.explanation import to_words
     from analysis.words import merge_labels
@@ -110,7 +122,7 @@ def record(source: TextSource, choices: TextChoices, found: Sequence[Answer], ti
     return EvidenceWords(
         scores=np.stack(scores),
         tokens=tuple(labels),
-        panels=evidence_tools.panels(found, scores, left_out="special tokens"),
+        panels=evidence_tools.panels(found, scores, left_out="special tokens", measured=measured),
         title=title,
         positive=asked.positive,
         marked=next((index for index, group in enumerate(groups) if pinned in group), None),
@@ -126,6 +138,7 @@ def _draw(source: TextSource, view: EvidenceWords, targets: Sequence[Target]) ->
         view.title,
         view.unit,
         tuple((panel.method, panel.target, panel.facts, panel.warning) for panel in view.panels),
+        current().text.evidence.options,
         view.positive,
         view.marked,
     )
@@ -182,13 +195,10 @@ def _predicts_words(traced: cached.Traced) -> bool:
 
 def _targets(choices: TextChoices, subject: evidence_cache.Subject) -> tuple[Target, ...]:
     prediction = cached.prediction(subject.traced)
-    if prediction is not None:
-        return evidence_tools.class_targets(choices.evidence, prediction)
-    note(
-        f"{evidence_tools.no_head_reason(subject.traced)} What is explained is how alike the text's embedding is to "
-        "that of another text, or to the mean of several: a concept."
-    )
-    return _likeness(examples_of(choices), subject)
+    if prediction is not None and not choices.evidence.likeness:
+        return evidence_targets.class_targets(choices.evidence, prediction)
+    evidence_targets.likeness_note(subject.traced, "text")
+    return _likeness(examples_of(choices), choices, subject)
 
 
 def examples_of(choices: TextChoices) -> tuple[str, ...]:
@@ -197,14 +207,11 @@ def examples_of(choices: TextChoices) -> tuple[str, ...]:
     return choices.evidence.examples or (next(others),)
 
 
-def _likeness(examples: Sequence[str], subject: evidence_cache.Subject) -> tuple[Target, ...]:
+def _likeness(
+    examples: Sequence[str], choices: TextChoices, subject: evidence_cache.Subject
+) -> tuple[Target, ...]:
     """Likeness to one text, or a concept from several."""
-    from analysis.evidence.targets import (
-        concept_similarity,
-        default_pooling,
-        embedding_similarity,
-        mean_direction,
-    )
+    from analysis.evidence.targets import default_pooling
     from analysis.inputs import encode_text
 
     model, embeddings = subject.shared.model, []
@@ -215,10 +222,10 @@ def _likeness(examples: Sequence[str], subject: evidence_cache.Subject) -> tuple
         )
         key = cached.digest(model.name, model.revision, inputs.digest)
         embeddings.append(evidence_cache.embedding(key, pooling, _shared=subject.shared, _inputs=inputs))
-    if len(examples) == 1:
-        return (embedding_similarity(embeddings[0], f"likeness to “{_short(examples[0])}”", pooling=pooling),)
-    label = f"the concept of {len(examples)} texts"
-    return (concept_similarity(mean_direction(embeddings), label, pooling=pooling),)
+    target = evidence_targets.likeness_target(
+        embeddings, pooling, name=_short(examples[0]), examples="texts", cosine=choices.evidence.cosine
+    )
+    return (target,)
 
 
 def _short(text: str) -> str:
@@ -243,3 +250,5 @@ def _example_tools(choices: TextChoices) -> None:
             on_change=typed,
             height=160,
         )
+    if len(found) > 1:
+        evidence_targets.measure_box("text", choices.evidence)

@@ -256,7 +256,15 @@ def _provenance(shown: Shown, choices: TextChoices, figure: Figure) -> Provenanc
     info = shown.source.part(choices.part)
     text = choices.input.text if choices.input.pair is None else f"{choices.input.text}\n{choices.input.pair}"
     if isinstance(figure, EvidenceWords):
-        return evidence_provenance(figure, shown.model, shown.revision, text, shown.notes, layers=info.layers)
+        return evidence_provenance(
+            figure,
+            shown.model,
+            shown.revision,
+            text,
+            shown.notes,
+            layers=info.layers,
+            options=choices.evidence.options,
+        )
     whole = choices.view in ("model", "rollout")
     last = info.layers - 1 if choices.rollout_layer is None else choices.rollout_layer
     layer = layer_in_words(None if whole else choices.layer, info.layers)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from analysis.export import read_provenance
 from analysis.figure_data import EvidenceMaps, EvidencePanel, EvidenceWords, TokenLabel
 from analysis.trained import find_offered, is_ready
-from analysis.visible_evidence import AGAINST, FOR
+from analysis.visible_evidence import AGAINST, FOR, drawn_scores, pale_grey, score_colours
 from dashboard.evidence_payload import evidence_maps_payload, evidence_words_payload
-from tests.browser.lone_component import DARK, LIGHT, said, show, tooltip
-from tests.browser.test_walk import MINUTES, wait_for_model
+from dashboard.standalone import figure_html
+from tests.browser.conftest import settle
+from tests.browser.lone_component import DARK, LIGHT, said, send, show, tooltip
+from tests.browser.test_walk import MINUTES, download, open_export, wait_for_model
+from tests.sample_figures import provenance
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -77,7 +84,7 @@ def heard(page: Page, name: str) -> Any:
 def pixel(page: Page, panel: int, place: int) -> list[int]:
     """Red, green, blue and opacity of a patch as it is drawn."""
     return (
-        page.locator(".evidence-over")
+        page.locator(".evidence-overlay")
         .nth(panel)
         .evaluate(
             "(canvas, place) => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)"
@@ -129,6 +136,235 @@ def test_a_patch_is_told_and_marked_in_every_map(page: Page) -> None:
     assert page.locator(".evidence-mark:not([hidden])").count() == 0
 
 
+# Keys and what is read aloud ----------------------------------------------------------------------------------------
+
+
+def live(page: Page, text: str) -> None:
+    """Wait until the live region says exactly this."""
+    page.wait_for_function("text => document.querySelector('.view-live').textContent === text", arg=text)
+
+
+def test_every_map_is_reached_by_the_tab_key_and_says_what_it_is(page: Page) -> None:
+    show(page, "evidence_maps", evidence_maps_payload(maps()))
+    page.get_by_role("slider", name="Opacity").focus()
+    names = []
+    for _ in range(4):
+        page.keyboard.press("Tab")
+        names.append(page.evaluate("document.activeElement.getAttribute('aria-label')"))
+    assert names == [
+        "Save CDAM for elephant as PNG, 60 × 40 pixels",
+        "CDAM for elephant. Strongest for: patch row 0, column 0, score 2. Strongest against: patch row 0, column 1, "
+        "score −2. Arrow keys mark a patch, Enter the strongest, Escape none.",
+        "Save Attention rollout as PNG, 60 × 40 pixels",
+        "Attention rollout. Strongest: patch row 0, column 0, score 0.5. "
+        "Arrow keys mark a patch, Enter the strongest, Escape none.",
+    ]
+    first = page.locator(".evidence-surface").first
+    described = first.evaluate(
+        "map => document.getElementById(map.getAttribute('aria-describedby')).textContent"
+    )
+    assert described == "Left out: 5.0% of Σ|score| lies on CLS."
+    assert page.locator(".evidence-save").first.evaluate("button => getComputedStyle(button).opacity") == "0"
+
+
+def test_keys_mark_a_patch_and_its_score_is_told_in_words(page: Page) -> None:
+    show(page, "evidence_maps", evidence_maps_payload(maps()))
+    first, second = page.locator(".evidence-surface").all()
+    first.focus()
+    page.keyboard.press("Enter")
+    live(page, "patch row 0, column 0: score 2, 100 % of the largest, for elephant")
+    page.keyboard.press("ArrowRight")
+    live(page, "patch row 0, column 1: score −2, 100 % of the largest, against elephant")
+    page.keyboard.press("ArrowRight")
+    live(page, "patch row 0, column 2: score 0, 0 % of the largest, neither for nor against")
+    page.keyboard.press("ArrowDown")
+    live(page, "patch row 1, column 2: score −1, 50 % of the largest, against elephant")
+    second.focus()
+    live(page, "patch row 1, column 2: score 0.3, 60 % of the largest, no sign: not for or against")
+    page.wait_for_function("window.said.some(([name, value]) => name === 'patch' && value.at?.[0] === 1)")
+    assert heard(page, "patch")["at"] == [1, 2]
+    page.keyboard.press("Escape")
+    live(page, "No patch is marked")
+    page.keyboard.press("ArrowLeft")
+    live(page, "patch row 0, column 1: score 0, 0 % of the largest, no sign: not for or against")
+    assert page.locator(".evidence-mark:not([hidden])").count() == 2
+
+
+def test_the_strongest_patch_is_of_what_is_drawn(page: Page) -> None:
+    scores = SCORES.copy()
+    scores[0, 0, 0] = 1.5
+    show(page, "evidence_maps", evidence_maps_payload(maps(maps=scores)))
+    page.locator(".evidence-surface").first.press("Enter")
+    live(page, "patch row 0, column 1: score −2, 100 % of the largest, against elephant")
+    page.get_by_role("button", name="Positive only").click()
+    page.locator(".evidence-surface").first.press("Enter")
+    live(page, "patch row 0, column 0: score 1.5, 75 % of the largest, for elephant")
+
+
+def test_new_data_leave_the_keyboard_where_it_was(page: Page) -> None:
+    show(page, "evidence_maps", evidence_maps_payload(maps()))
+    page.locator(".evidence-surface").nth(1).focus()
+    more = maps(
+        maps=np.concatenate([SCORES[:1], SCORES]), panels=(SIGNED, replace(SIGNED, method="New"), PLAIN)
+    )
+    send(page, evidence_maps_payload(more))
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Attention rollout.")
+    show(page, "evidence_words", evidence_words_payload(words()))
+    page.locator(".evidence-word").nth(6).focus()
+    scores = np.concatenate([words().scores[:1], words().scores])
+    send(page, evidence_words_payload(words(scores=scores, panels=more.panels)))
+    assert page.evaluate("document.activeElement.dataset.index") == "2"
+    assert (
+        page.evaluate("document.activeElement.parentElement.getAttribute('aria-label')")
+        == "Attention rollout"
+    )
+
+
+def test_a_words_score_is_its_name_and_one_word_is_a_tab_stop(page: Page) -> None:
+    show(page, "evidence_words", evidence_words_payload(words()))
+    row = page.get_by_role("group", name="CDAM for elephant")
+    names = [word.get_attribute("aria-label") for word in row.locator(".evidence-word").all()]
+    assert names[:3] == [
+        "not, score −2, 100 % of the largest, against elephant",
+        "a, score 0, 0 % of the largest, neither for nor against",
+        "<b>good</b>, score 2, 100 % of the largest, for elephant",
+    ]
+    row.locator(".evidence-word").nth(2).click()
+    at = "[document.activeElement.parentElement.dataset.line, document.activeElement.dataset.index].join()"
+    assert page.evaluate(at) == "0,2"
+    for key, place in {
+        "ArrowDown": "1,2",
+        "End": "1,3",
+        "ArrowRight": "1,3",
+        "Home": "1,0",
+        "ArrowUp": "0,0",
+    }.items():
+        page.keyboard.press(key)
+        assert page.evaluate(at) == place
+        assert page.locator(".evidence-word[tabindex='0']").count() == 1
+        assert page.evaluate("document.activeElement.tabIndex") == 0
+    assert page.locator(".evidence-word[aria-pressed=true]").count() == 2, "the marked word, once a row"
+
+
+def test_every_row_shows_the_same_part_of_a_long_text(page: Page) -> None:
+    scores = np.zeros((2, 400), np.float32)
+    view = words(scores=scores, tokens=tuple(TokenLabel(f"word{index}", "") for index in range(400)))
+    show(page, "evidence_words", evidence_words_payload(view))
+    second = page.locator(".evidence-text").nth(1)
+    second.evaluate("text => { text.scrollTop = 333; }")
+    page.wait_for_function("() => document.querySelector('.evidence-text').scrollTop === 333")
+    assert second.evaluate("text => text.scrollTop") == 333
+
+
+def test_arrows_follow_a_text_from_right_to_left(page: Page) -> None:
+    show(page, "evidence_words", evidence_words_payload(words(direction="rtl")))
+    page.locator(".evidence-word").first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.dataset.index") == "1"
+
+
+# A map as a file ----------------------------------------------------------------------------------------------------
+
+
+def saved(page: Page, place: int = 0) -> tuple[str, np.ndarray]:
+    """Name and pixels of the file that a map's button gives."""
+    page.locator(".evidence-card").nth(place).hover()
+    with page.expect_download() as waiting:
+        page.locator(".evidence-save").nth(place).click()
+    data = Path(waiting.value.path()).read_bytes()
+    return waiting.value.suggested_filename, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(
+        int
+    )
+
+
+def expected(view: EvidenceMaps, index: int) -> np.ndarray:
+    """The picture with a map's squares over it, by NumPy."""
+    ground = pale_grey(view.picture) if view.grey else view.picture
+    rows, columns = view.maps.shape[1:]
+    height, width = ground.shape[:2]
+    values = np.kron(view.maps[index], np.ones((height // rows, width // columns)))
+    panel = view.panels[index]
+    colours = score_colours(drawn_scores(values, panel, positive=view.positive), panel)
+    share = colours[..., 3:] * view.opacity
+    return np.asarray(ground * (1 - share) + colours[..., :3] * share)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"positive": True}, {"grey": False, "opacity": 0.35}, {"opacity": 0.0}],
+    ids=["signed", "positive", "colour", "clear"],
+)
+def test_a_map_is_saved_as_it_is_drawn_at_the_pictures_own_size(page: Page, changes: dict[str, Any]) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, size=(40, 60, 3), dtype=np.uint8)
+    view = maps(picture=picture, **changes)
+    show(page, "evidence_maps", evidence_maps_payload(view), shadow=True)
+    for index, name in enumerate(("attnscope_CDAM-for-elephant.png", "attnscope_Attention-rollout.png")):
+        told, pixels = saved(page, index)
+        assert told == name
+        assert pixels.shape == (40, 60, 3)
+        assert np.abs(pixels - expected(view, index)).max() <= 2.5
+    assert said(page) == [], "nothing goes to Python"
+
+
+def test_the_saved_map_follows_the_switches_and_the_mark(page: Page) -> None:
+    view = maps()
+    show(page, "evidence_maps", evidence_maps_payload(view))
+    page.get_by_role("button", name="Positive only").click()
+    _, plain = saved(page)
+    assert np.abs(plain - expected(replace(view, positive=True), 0)).max() <= 2.5
+    page.locator(".evidence-surface").first.press("Enter")  # row 0, column 0
+    _, marked = saved(page)
+    inside = (slice(0, 20), slice(0, 20))
+    assert np.array_equal(marked[inside], plain[inside]), "the box lies round the patch"
+    assert not np.array_equal(marked[:24, :24], plain[:24, :24])
+    page.locator(".evidence-surface").first.press("Escape")
+    page.get_by_role("button", name="Smooth").click()
+    _, smooth = saved(page)
+    steps = np.abs(np.diff(smooth, axis=1)).max()
+    assert steps < np.abs(np.diff(plain, axis=1)).max() / 3, "no edges between patches"
+    assert np.abs(smooth[9, 9] - plain[9, 9]).max() <= 3, "the same from a corner to the middle of its patch"
+
+
+def test_a_map_is_saved_by_keys_and_from_an_exported_page(watched_page: WatchedPage, tmp_path: Path) -> None:
+    view, page = maps(), watched_page.page
+    path = tmp_path / "board.html"
+    path.write_bytes(figure_html(view, provenance()))
+    page.goto(path.as_uri())
+    page.locator(".evidence-save").nth(1).focus()
+    assert page.locator(".evidence-save").nth(1).evaluate("button => getComputedStyle(button).opacity") == "1"
+    with page.expect_download() as waiting:
+        page.keyboard.press("Enter")
+    pixels = np.asarray(Image.open(waiting.value.path()).convert("RGB")).astype(int)
+    assert np.abs(pixels - expected(view, 1)).max() <= 2.5
+    assert watched_page.errors == []
+    assert not [url for url in watched_page.outside if not url.startswith("file:")]
+
+
+# Places on the screen -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(600, 60), (60, 600), (1, 1), (2240, 224)])
+@pytest.mark.parametrize("width", [1080, 620])
+def test_no_map_is_taller_than_the_window_or_wider_than_its_card(
+    page: Page, size: tuple[int, int], width: int
+) -> None:
+    picture = np.full((*size, 3), 90, np.uint8)
+    panels = tuple(replace(SIGNED, method=f"Method {number}") for number in range(16))
+    view = maps(picture=picture, maps=np.tile(SCORES[:1], (16, 1, 1)), panels=panels)
+    show(page, "evidence_maps", evidence_maps_payload(view), width=width)
+    cards, surfaces = page.locator(".evidence-card").all(), page.locator(".evidence-surface").all()
+    assert len(surfaces) == 16
+    for card, surface in zip(cards, surfaces, strict=True):
+        outer, inner = card.bounding_box(), surface.bounding_box()
+        assert outer is not None
+        assert inner is not None
+        assert inner["width"] <= outer["width"] + 1
+        assert inner["height"] <= 560
+        assert min(inner["width"], inner["height"]) >= 6
+        assert max(inner["width"], inner["height"]) >= 200
+        assert outer["x"] + outer["width"] <= 20 + width + 1
+
+
 def test_cards_stand_side_by_side_in_line_and_nothing_overlaps(page: Page) -> None:
     long = replace(SIGNED, facts=("A long fact. " * 12,), method="Integrated Gradients", target="x" * 80)
     panels = (SIGNED, replace(SIGNED, target="dog"), long, replace(long, target="dog"), PLAIN)
@@ -138,6 +374,9 @@ def test_cards_stand_side_by_side_in_line_and_nothing_overlaps(page: Page) -> No
     boxes = [box for card in cards.all() if (box := card.bounding_box())]
     assert len(boxes) == 3
     assert all(left["x"] + left["width"] <= right["x"] for left, right in itertools.pairwise(boxes))
+    beyond = "card => [...card.querySelectorAll('*')]"
+    beyond += ".some((part) => part.getBoundingClientRect().right > card.getBoundingClientRect().right + 1)"
+    assert not any(card.evaluate(beyond) for card in cards.all()), "nothing spills over the next card"
     seconds = [cards.nth(index).locator(".evidence-surface").nth(1).bounding_box() for index in (0, 1)]
     assert seconds[0] is not None
     assert seconds[1] is not None
@@ -211,6 +450,21 @@ def test_the_page_of_a_picture(app_page: WatchedPage, app_server: Any) -> None:
     surface.click(position={"x": 40, "y": 40})
     expect(page).to_have_url(re.compile("patch="), timeout=MINUTES)
     assert page.locator(".evidence-mark:not([hidden])").count() == 4
+    name, pixels = saved(page, 1)
+    assert name == "attnscope_GradCAM-for-elephant-rather-than-dalmatian.png"
+    assert pixels.shape == (224, 602, 3)
+    open_export(page)
+    page.get_by_role("combobox", name="What to export").click()
+    page.get_by_role("option", name="Attention rollout").click()
+    expect(page.get_by_role("combobox", name="What to export")).to_have_value(
+        "Attention rollout", timeout=MINUTES
+    )
+    settle(app_page)
+    name, data = download(page, "CSV")
+    assert name == "attnscope_picture-classifier_evidence-maps_Attention-rollout.csv"
+    assert read_provenance(data, "csv")["provenance"]["method"] == "Attention rollout"
+    assert len([line for line in data.decode().splitlines() if line[0] == "0"]) == 16 * 43
+    page.keyboard.press("Escape")
     page.get_by_test_id("stButtonGroup").get_by_role("button", name=re.compile("Leave one out")).click()
     expect(page.get_by_role("button", name="Stop")).to_be_visible(timeout=MINUTES)
     page.get_by_role("button", name="Stop").click()

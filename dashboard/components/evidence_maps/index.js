@@ -2,6 +2,7 @@
 // picture shows where there is no evidence. A patch that is pointed at or marked is shown in every map.
 
 const WIDEST = 440; // px of a map
+const LOWEST = 140; // px of height that a map much wider than high may have, however wide that makes it
 const NARROWEST = 210; // px of a card: its sentences need as much
 const COMFORTABLE = 250; // px of a card where the window is scrolled
 const GAP = 20; // px between cards, as in the styles
@@ -20,8 +21,6 @@ class EvidenceMaps {
     this.note = make("div", "view-note", { parent: foot });
     this.live = make("div", "view-live", { parent: this.root, role: "status", "aria-live": "polite" });
     this.tooltip = makeTooltip(this.root);
-    this.coloured = document.createElement("canvas");
-    this.faded = document.createElement("canvas");
     this.panels = [];
     this.hovered = null;
     this.sending = makeDelayed(120);
@@ -34,15 +33,7 @@ class EvidenceMaps {
     const toolbar = make("div", "view-toolbar", { parent: this.root, role: "toolbar", "aria-label": "Drawing" });
     this.title = make("div", "view-title", { parent: toolbar });
     const controls = make("div", "view-controls", { parent: toolbar });
-    this.signs = makeChoice(
-      controls,
-      "Evidence",
-      [
-        [false, "Signed", "Evidence for (red) and against (blue)"],
-        [true, "Positive only", "Evidence against is not drawn"],
-      ],
-      (positive) => this.change({ positive }),
-    );
+    this.signs = makeSignChoice(controls, (positive) => this.change({ positive }));
     this.ground = makeChoice(
       controls,
       "Picture",
@@ -52,15 +43,7 @@ class EvidenceMaps {
       ],
       (grey) => this.change({ grey }),
     );
-    this.drawing = makeChoice(
-      controls,
-      "Drawing",
-      [
-        [false, "Squares", "One square a patch, as computed"],
-        [true, "Smooth", "Interpolated between patches"],
-      ],
-      (smooth) => this.change({ smooth }),
-    );
+    this.drawing = makeDrawingChoice(controls, (smooth) => this.change({ smooth }));
     const label = make("label", "evidence-opacity", { parent: controls, text: "Opacity" });
     this.opacity = make("input", "", { parent: label, type: "range", min: "0", max: "100", step: "1" });
     this.opacity.addEventListener("input", () => {
@@ -76,7 +59,7 @@ class EvidenceMaps {
     this.header = header;
     this.luts = { true: arrays.signed, false: arrays.unsigned };
     this.scores = arrays.scores;
-    [this.rows, this.columns] = header.grid;
+    this.grid = header.grid;
     const { marked, ...settings } = header.state;
     if (first || changedInput) {
       this.shared = { marked: makeShared(marked), settings: makeShared(settings) };
@@ -87,7 +70,9 @@ class EvidenceMaps {
       if (this.shared.marked.isNews(marked)) this.marked = marked;
       if (this.shared.settings.isNews(settings)) this.settings = { ...settings };
     }
-    this.readPicture(arrays.picture);
+    const image = pictureImage(arrays.picture, header.arrays.picture.shape);
+    this.coloured = canvasOf(image);
+    this.faded = canvasOf(paleGrey(image, header.pale));
     this.build();
     this.layOut();
   }
@@ -99,35 +84,16 @@ class EvidenceMaps {
     this.root.remove();
   }
 
-  readPicture(pixels) {
-    const [height, width] = this.header.arrays.picture.shape;
-    const { pale } = this.header;
-    const [plain, faded] = [new ImageData(width, height), new ImageData(width, height)];
-    for (let from = 0, to = 0; from < pixels.length; from += 3, to += 4) {
-      const grey = 0.299 * pixels[from] + 0.587 * pixels[from + 1] + 0.114 * pixels[from + 2];
-      for (let part = 0; part < 3; part += 1) {
-        plain.data[to + part] = pixels[from + part];
-        faded.data[to + part] = Math.round(255 * pale + (1 - pale) * grey);
-      }
-      plain.data[to + 3] = faded.data[to + 3] = 255;
-    }
-    for (const [canvas, image] of [
-      [this.coloured, plain],
-      [this.faded, faded],
-    ]) {
-      canvas.width = width;
-      canvas.height = height;
-      canvas.getContext("2d").putImageData(image, 0, 0);
-    }
-  }
-
   // Cards -------------------------------------------------------------------------------------------------------
 
   build() {
+    const held = this.panels.find(({ surface }) => surface.matches(":focus"));
     this.panels = [];
     this.title.textContent = this.header.title;
     const stacked = Math.max(...this.header.cards.map((card) => card.panels.length));
     this.cards.replaceChildren(...this.header.cards.map((card) => this.makeCard(card, stacked)));
+    const again = held && this.panels.find(({ panel }) => panelName(panel) === panelName(held.panel));
+    again?.surface.focus({ preventScroll: true });
   }
 
   makeCard(card, stacked) {
@@ -140,31 +106,35 @@ class EvidenceMaps {
       const line = several ? make("div", "evidence-target", { parent: body }) : head;
       const name = panel.target ? `for ${panel.target}` : "the same for every class";
       if (several) make("span", "", { parent: line, text: name, title: name });
+      const save = makeButton(line, "PNG", `Save ${panelName(panel)} as PNG, ${this.sizeText()}`, () => this.save(panel));
+      save.classList.add("evidence-save");
       const value = make("span", "evidence-value", { parent: line, title: "Where the colours end: the largest |score|" });
-      this.panels.push({ ...this.makeSurface(body, panel), panel, value });
-      fillFacts(make("div", "evidence-facts", { parent: element }), panel);
+      const facts = make("div", "evidence-facts", { parent: element, id: `evidence-facts-${panel.index}` });
+      fillFacts(facts, panel);
+      this.panels.push({ ...this.makeMap(body, panel, facts), panel, value });
     }
     fillClaims(make("div", "evidence-claims", { parent: element }), card.panels[0]);
     element.style.gridRow = `span ${2 + 2 * stacked}`; // rows of all cards line up
     return element;
   }
 
-  makeSurface(parent, panel) {
-    const surface = make("div", "evidence-surface", { parent, role: "application" });
-    surface.tabIndex = this.panels.length ? -1 : 0;
-    const base = make("canvas", "", { parent: surface, "aria-hidden": "true" });
-    const over = make("canvas", "evidence-over", { parent: surface, "aria-hidden": "true" });
-    const mark = make("div", "evidence-mark", { parent: surface });
-    const pointer = make("div", "evidence-pointer", { parent: surface });
+  makeMap(parent, panel, facts) {
+    const parts = makeSurface(parent, "evidence", () => this.grid, {
+      hover: (patch, event) => this.hover(patch, panel, event),
+      choose: (patch) => this.toggle(patch, panel),
+      key: (event) => this.onKey(event, panel),
+      leave: () => this.tooltip.hide(),
+    });
+    const { surface } = parts;
+    surface.tabIndex = 0;
     surface.setAttribute("aria-roledescription", "evidence over a picture");
-    const what = panel.target ? `${panel.method} for ${panel.target}` : panel.method;
-    surface.setAttribute("aria-label", `${what}. Arrow keys mark a patch, Escape unmarks it.`);
-    surface.addEventListener("pointermove", (event) => this.hover(this.patchAt(surface, event), panel, event));
-    surface.addEventListener("pointerleave", () => this.hover(null));
-    surface.addEventListener("click", (event) => this.toggle(this.patchAt(surface, event)));
-    surface.addEventListener("keydown", (event) => this.onKey(event, panel));
-    surface.addEventListener("blur", () => this.tooltip.hide());
-    return { surface, base, over, mark, pointer };
+    const keys = "Arrow keys mark a patch, Enter the strongest, Escape none.";
+    surface.setAttribute("aria-label", `${panelName(panel)}. ${this.extremes(panel)} ${keys}`);
+    surface.setAttribute("aria-describedby", facts.id);
+    surface.addEventListener("focus", () => {
+      if (this.marked) this.speak(this.spoken(panel, this.marked));
+    });
+    return parts;
   }
 
   layOut() {
@@ -177,7 +147,7 @@ class EvidenceMaps {
     const room = frameHeight(this.parent, 640) - 76; // without toolbar and scale
     const [across, card, size] = this.arrange(count, width, room, aspect, stacked);
     this.cards.style.gridTemplateColumns = `repeat(${across}, ${card}px)`;
-    this.size = { width: size, height: Math.max(Math.round(size / aspect), 6) };
+    this.size = { width: Math.max(size, 6), height: Math.max(Math.round(size / aspect), 6) };
     this.settle();
     for (const panel of this.panels) this.draw(panel);
     this.drawMarks();
@@ -185,16 +155,19 @@ class EvidenceMaps {
 
   /** Cards side by side, width of a card and of a map: the largest maps that fit the window, else it is scrolled. */
   arrange(count, width, room, aspect, stacked) {
-    const cardOf = (across) => Math.min(Math.floor((width - (across - 1) * GAP) / across), WIDEST);
+    const widest = Math.max(WIDEST, LOWEST * aspect);
+    const cardOf = (across) => Math.floor(Math.min((width - (across - 1) * GAP) / across, widest));
+    const longer = (size) => Math.max(size, size / aspect);
     let best = null;
     for (let across = 1; across <= count && cardOf(across) >= NARROWEST; across += 1) {
       const tall = (room / Math.ceil(count / across) - TEXT - (stacked - 1) * 52) / stacked;
       const size = Math.floor(Math.min(cardOf(across), tall * aspect));
-      if (size >= NARROWEST && (!best || size > best[2])) best = [across, Math.max(size, NARROWEST), size];
+      if (longer(size) >= NARROWEST && (!best || size > best[2])) best = [across, Math.max(size, NARROWEST), size];
     }
     if (best) return best;
     const across = clamp(Math.floor((width + GAP) / (COMFORTABLE + GAP)), 1, count);
-    return [across, cardOf(across), cardOf(across)];
+    const card = cardOf(across);
+    return [across, card, Math.floor(Math.min(card, (room - TEXT) * aspect))]; // no map is taller than the window
   }
 
   settle() {
@@ -204,37 +177,37 @@ class EvidenceMaps {
     this.drawing.update(settings.smooth);
     this.signs.element.hidden = !this.panels.some(({ panel }) => panel.signed);
     this.bars.update({ panels: this.panels.map(({ panel }) => panel), positive: settings.positive, luts: this.luts });
-    this.note.textContent = `${this.rows} × ${this.columns} patches · colours end at the largest |score| of each method`;
+    this.note.textContent = `${this.grid.join(" × ")} patches · colours end at the largest |score| of each method`;
     this.showOpacity();
   }
 
-  draw({ surface, base, over, panel }) {
-    const { width, height } = this.size;
-    surface.style.width = `${width}px`;
-    surface.style.height = `${height}px`;
-    const context = sizeCanvas(base, width, height);
-    context.imageSmoothingQuality = "high";
-    context.drawImage(this.settings.grey ? this.faded : this.coloured, 0, 0, width, height);
+  draw(parts) {
+    drawPicture(parts, this.shownPicture(), this.size);
+    parts.overlay.classList.toggle("is-smooth", this.settings.smooth);
+    this.paint(parts.overlay, parts.panel, this.size, SMOOTH_SIDE);
+  }
+
+  shownPicture() {
+    return this.settings.grey ? this.faded : this.coloured;
+  }
+
+  /** Paints a map's colours into a canvas: a pixel a patch, or interpolated for a size. */
+  paint(canvas, panel, size, most) {
     const { smooth, positive } = this.settings;
-    over.classList.toggle("is-smooth", smooth);
-    const scale = Math.min(SMOOTH_SIDE / Math.max(width, height), 1);
-    const across = smooth ? Math.max(Math.round(width * scale), 1) : this.columns;
-    const down = smooth ? Math.max(Math.round(height * scale), 1) : this.rows;
-    const map = this.mapOf(panel);
-    const values = smooth ? between(map, this.rows, this.columns, down, across) : map;
+    const { values, width, height } = overlayValues(this.mapOf(panel), this.grid, smooth, size, most);
     const shares = Float32Array.from(values, (value) => shareOf(value, panel, positive));
-    paintShares(over, shares, across, down, { signed: panel.signed, lut: this.luts[panel.signed] });
+    paintShares(canvas, shares, width, height, { signed: panel.signed, lut: this.luts[panel.signed] });
   }
 
   mapOf(panel) {
-    const count = this.rows * this.columns;
+    const count = this.grid[0] * this.grid[1];
     return this.scores.subarray(panel.index * count, (panel.index + 1) * count);
   }
 
   showOpacity() {
     this.opacity.value = String(Math.round(100 * this.settings.opacity));
     this.opacity.title = `${this.opacity.value} %`;
-    for (const { over } of this.panels) over.style.opacity = String(this.settings.opacity);
+    for (const { overlay } of this.panels) overlay.style.opacity = String(this.settings.opacity);
   }
 
   // The pointer's marks -----------------------------------------------------------------------------------------
@@ -242,23 +215,15 @@ class EvidenceMaps {
   drawMarks() {
     const shown = this.hovered ?? this.marked;
     for (const { panel, mark, pointer, value } of this.panels) {
-      place(mark, this.marked, this.rows, this.columns);
-      place(pointer, this.hovered, this.rows, this.columns);
-      const told = shown ? shortText(this.valueAt(panel, shown)) : limitText(panel);
-      value.textContent = told;
+      placeBox(mark, this.marked, this.grid);
+      placeBox(pointer, this.hovered, this.grid);
+      value.textContent = shown ? shortText(this.valueAt(panel, shown)) : limitText(panel);
       value.classList.toggle("is-live", Boolean(shown));
     }
   }
 
   valueAt(panel, [row, column]) {
-    return this.mapOf(panel)[row * this.columns + column];
-  }
-
-  patchAt(surface, event) {
-    const box = surface.getBoundingClientRect();
-    const row = Math.floor(((event.clientY - box.top) / box.height) * this.rows);
-    const column = Math.floor(((event.clientX - box.left) / box.width) * this.columns);
-    return [clamp(row, 0, this.rows - 1), clamp(column, 0, this.columns - 1)];
+    return this.mapOf(panel)[row * this.grid[1] + column];
   }
 
   hover(patch, panel = null, event = null) {
@@ -270,7 +235,27 @@ class EvidenceMaps {
   }
 
   lines(panel, patch) {
-    return [...scoreLines(this.valueAt(panel, patch), panel), `patch row ${patch[0]}, column ${patch[1]}`];
+    return [...scoreLines(this.valueAt(panel, patch), panel), patchText(patch)];
+  }
+
+  spoken(panel, patch) {
+    return `${patchText(patch)}: ${spokenScore(this.valueAt(panel, patch), panel)}`;
+  }
+
+  /** Where a map is strongest, in words for who does not see it. */
+  extremes(panel) {
+    const map = this.mapOf(panel);
+    const told = (index) => `${patchText(this.patchOf(index))}, score ${shortText(map[index])}`;
+    const [highest] = strongest(map, 1);
+    const [lowest] = strongest(map.map((value) => -value), 1);
+    const found = [];
+    if (map[highest] > 0) found.push(`Strongest${panel.signed ? " for" : ""}: ${told(highest)}.`);
+    if (map[lowest] < 0) found.push(`Strongest against: ${told(lowest)}.`);
+    return found.join(" ") || "Every score is 0.";
+  }
+
+  patchOf(index) {
+    return [Math.floor(index / this.grid[1]), index % this.grid[1]];
   }
 
   // Acting ------------------------------------------------------------------------------------------------------
@@ -282,39 +267,34 @@ class EvidenceMaps {
     this.setState("view", { ...this.settings, input: this.header.input });
   }
 
-  toggle(patch) {
+  toggle(patch, panel) {
     const same = this.marked && patch[0] === this.marked[0] && patch[1] === this.marked[1];
-    this.choose(same ? null : patch);
+    this.choose(same ? null : patch, panel);
   }
 
-  /** Marks a patch in all maps; null unmarks. */
-  choose(patch) {
+  /** Marks a patch in all maps and tells its score in one of them; null unmarks. */
+  choose(patch, panel) {
     this.marked = patch;
     this.shared.marked.tell(patch);
     this.drawMarks();
+    this.speak(patch ? this.spoken(panel, patch) : "No patch is marked");
     this.sending.request(() => this.setState("patch", { at: patch, input: this.header.input }));
   }
 
   onKey(event, panel) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const step = event.shiftKey ? 5 : 1;
-    const moves = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] };
-    const move = moves[event.key];
-    if (move) {
-      const middle = [Math.floor((this.rows - 1) / 2), Math.floor((this.columns - 1) / 2)];
-      const patch = this.marked
-        ? [clamp(this.marked[0] + move[0], 0, this.rows - 1), clamp(this.marked[1] + move[1], 0, this.columns - 1)]
-        : middle;
-      this.hover(null);
-      this.choose(patch);
-      this.speak(this.lines(panel, patch).join(", "));
-    } else if (event.key === "Escape") {
-      this.choose(null);
-    } else {
-      return;
-    }
+    const patch = event.key === "Enter" ? this.strongestPatch(panel) : steppedPatch(event, this.marked, this.grid);
+    if (!patch && event.key !== "Escape") return;
+    this.hover(null);
+    this.choose(patch, panel);
     event.preventDefault();
     event.stopPropagation();
+  }
+
+  strongestPatch(panel) {
+    const { positive } = this.settings;
+    const drawn = this.mapOf(panel).map((value) => Math.abs(shareOf(value, panel, positive)));
+    return this.patchOf(strongest(drawn, 1)[0] ?? 0);
   }
 
   speak(text) {
@@ -322,37 +302,43 @@ class EvidenceMaps {
       this.live.textContent = text;
     });
   }
+
+  // A map as a file -----------------------------------------------------------------------------------------------
+
+  /** Saves a map as it is drawn, at the picture's own resolution. */
+  save(panel) {
+    const [height, width] = this.header.picture_size;
+    const canvas = make("canvas", "", { width, height });
+    const context = canvas.getContext("2d");
+    context.imageSmoothingQuality = "high";
+    context.drawImage(this.shownPicture(), 0, 0, width, height);
+    const overlay = make("canvas", "");
+    this.paint(overlay, panel, { width, height }, Infinity);
+    context.globalAlpha = this.settings.opacity;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(overlay, 0, 0, width, height);
+    context.globalAlpha = 1;
+    if (this.marked) strokeBox(context, this.marked, this.grid, { width, height }, width / this.size.width);
+    savePng(canvas, `${panel.file}.png`);
+  }
+
+  sizeText() {
+    const [height, width] = this.header.picture_size;
+    return `${width} × ${height} pixels`;
+  }
 }
 
-/** A map at more pixels, bilinear between the centres of its patches; beyond the outer centres it stays constant. */
-function between(map, rows, columns, height, width) {
-  const places = (size, count) =>
-    Array.from({ length: size }, (_, index) => {
-      const centre = clamp(((index + 0.5) / size) * count - 0.5, 0, count - 1);
-      const start = Math.floor(centre);
-      return [start, Math.min(start + 1, count - 1), centre - start];
-    });
-  const across = places(width, columns);
-  const values = new Float32Array(height * width);
-  places(height, rows).forEach(([top, bottom, down], row) => {
-    for (let column = 0; column < width; column += 1) {
-      const [left, right, share] = across[column];
-      const above = map[top * columns + left] * (1 - share) + map[top * columns + right] * share;
-      const below = map[bottom * columns + left] * (1 - share) + map[bottom * columns + right] * share;
-      values[row * width + column] = above * (1 - down) + below * down;
-    }
-  });
-  return values;
-}
+const patchText = ([row, column]) => `patch row ${row}, column ${column}`;
 
-/** Puts a box round a patch of a picture, or hides it. */
-function place(box, patch, rows, columns) {
-  box.hidden = !patch;
-  if (!patch) return;
-  box.style.left = `${(100 * patch[1]) / columns}%`;
-  box.style.top = `${(100 * patch[0]) / rows}%`;
-  box.style.width = `${100 / columns}%`;
-  box.style.height = `${100 / rows}%`;
+/** The brightness of a picture (Rec. 601), faded to white. */
+function paleGrey({ data, width, height }, pale) {
+  const faded = new ImageData(width, height);
+  for (let index = 0; index < data.length; index += 4) {
+    const grey = 0.299 * data[index] + 0.587 * data[index + 1] + 0.114 * data[index + 2];
+    faded.data.fill(Math.round(255 * pale + (1 - pale) * grey), index, index + 3);
+    faded.data[index + 3] = 255;
+  }
+  return faded;
 }
 
 export default function (component) {

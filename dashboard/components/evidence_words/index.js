@@ -9,15 +9,7 @@ class EvidenceWords {
     const toolbar = make("div", "view-toolbar", { parent: this.root, role: "toolbar", "aria-label": "Drawing" });
     this.title = make("div", "view-title", { parent: toolbar });
     const controls = make("div", "view-controls", { parent: toolbar });
-    this.signs = makeChoice(
-      controls,
-      "Evidence",
-      [
-        [false, "Signed", "Evidence for (red) and against (blue)"],
-        [true, "Positive only", "Evidence against is not drawn"],
-      ],
-      (positive) => this.change({ positive }),
-    );
+    this.signs = makeSignChoice(controls, (positive) => this.change({ positive }));
     this.rows = make("div", "evidence-rows", { parent: this.root });
     const foot = make("div", "evidence-foot", { parent: this.root });
     this.bars = makeSignBars(foot);
@@ -56,10 +48,15 @@ class EvidenceWords {
   build() {
     const { header } = this;
     this.title.textContent = header.title;
+    const held = this.rows.querySelector(".evidence-word:focus");
+    const heldLine = held && panelName(this.lines[Number(held.parentElement.dataset.line)].panel);
     this.lines = [];
     const several = header.cards.some((card) => card.panels.length > 1);
     const rows = header.cards.flatMap((card) => card.panels.map((panel, order) => this.makeRow(card, panel, order, several)));
     this.rows.replaceChildren(...rows);
+    this.stopAt(this.lines[0].words[0]);
+    const again = held && this.lines.find(({ panel }) => panelName(panel) === heldLine);
+    again?.words[Number(held.dataset.index)]?.focus({ preventScroll: true });
     this.note.textContent = `${header.tokens.length} ${header.unit} · colours end at the largest |score| of each method`;
     if (header.direction === "rtl") this.note.textContent += " · right to left";
   }
@@ -78,23 +75,37 @@ class EvidenceWords {
       make("span", "", { parent: target, text: name, title: name });
     }
     const value = make("span", "evidence-value", { parent: target, title: "Where the colours end: the largest |score|" });
-    const text = make("div", "evidence-text", { parent: element, role: "group", "aria-label": card.method });
+    const text = make("div", "evidence-text", { parent: element, role: "group", "aria-label": panelName(panel) });
     text.dir = this.header.direction;
     const words = this.header.tokens.map((token, index) => {
       const button = make("button", "evidence-word", { parent: text, text: labelText(token), type: "button" });
+      button.setAttribute("aria-pressed", "false");
       button.dataset.index = String(index);
       button.dir = "auto";
       button.classList.toggle("continues", Boolean(token.continues));
       button.classList.toggle("is-continued", Boolean(this.header.tokens[index + 1]?.continues));
-      button.tabIndex = index === 0 && this.lines.length === 0 ? 0 : -1;
+      button.tabIndex = -1;
       return button;
     });
     const said = make("div", "evidence-said", { parent: element });
-    fillFacts(make("div", "evidence-facts", { parent: said }), panel);
+    const facts = make("div", "evidence-facts", { parent: said, id: `evidence-facts-${panel.index}` });
+    fillFacts(facts, panel);
+    text.setAttribute("aria-describedby", facts.id);
     if (order === card.panels.length - 1) fillClaims(make("div", "evidence-claims", { parent: said }), panel);
     text.dataset.line = String(this.lines.length);
     this.lines.push({ panel, words, value });
     return element;
+  }
+
+  texts() {
+    return this.rows.querySelectorAll(".evidence-text");
+  }
+
+  /** Makes a word the one that the Tab key leads to. */
+  stopAt(word) {
+    if (this.stop) this.stop.tabIndex = -1;
+    this.stop = word;
+    word.tabIndex = 0;
   }
 
   paint() {
@@ -108,8 +119,8 @@ class EvidenceWords {
         button.style.background = `rgb(${red} ${green} ${blue} / ${opacity / 255})`;
         const mixed = [red, green, blue].map((part, at) => ground[at] + ((part - ground[at]) * opacity) / 255);
         button.style.color = inkOn(mixed, 0);
-        const told = [labelText(this.header.tokens[index]), panel.method, ...scoreLines(this.valueAt(panel, index), panel)];
-        button.setAttribute("aria-label", told.join(", "));
+        const told = `${labelText(this.header.tokens[index])}, ${spokenScore(this.valueAt(panel, index), panel)}`;
+        button.setAttribute("aria-label", told);
       });
     }
     this.signs.update(positive);
@@ -119,13 +130,15 @@ class EvidenceWords {
   }
 
   drawMarks() {
+    for (const word of this.rows.querySelectorAll(".is-marked, .is-pointed")) {
+      word.classList.remove("is-marked", "is-pointed");
+      word.setAttribute("aria-pressed", "false");
+    }
     const shown = this.pointed ?? this.marked;
     for (const { panel, words, value } of this.lines) {
-      words.forEach((button, index) => {
-        button.classList.toggle("is-marked", index === this.marked);
-        button.classList.toggle("is-pointed", index === this.pointed);
-        button.setAttribute("aria-pressed", String(index === this.marked));
-      });
+      words[this.marked]?.classList.add("is-marked");
+      words[this.marked]?.setAttribute("aria-pressed", "true");
+      words[this.pointed]?.classList.add("is-pointed");
       value.textContent = shown === null ? limitText(panel) : shortText(this.valueAt(panel, shown));
       value.classList.toggle("is-live", shown !== null);
     }
@@ -176,9 +189,13 @@ class EvidenceWords {
       else if (this.pointed !== null) this.leave();
     });
     this.rows.addEventListener("pointerleave", () => this.leave());
+    const follow = ({ target }) => this.texts().forEach((text) => (text.scrollTop = target.scrollTop));
+    this.rows.addEventListener("scroll", follow, true); // every row shows the same part of a long text
     this.rows.addEventListener("focusin", (event) => {
       const word = wordOf(event);
-      if (!word?.matches(":focus-visible")) return;
+      if (!word) return;
+      this.stopAt(word);
+      if (!word.matches(":focus-visible")) return;
       const box = word.getBoundingClientRect();
       this.hint(word, box.left, box.bottom - 8);
     });
@@ -195,7 +212,9 @@ class EvidenceWords {
   onKey(event, word) {
     if (!word || event.ctrlKey || event.metaKey || event.altKey) return;
     const forward = this.header.direction === "rtl" ? -1 : 1;
+    const end = this.header.tokens.length;
     const steps = { ArrowRight: [0, forward], ArrowLeft: [0, -forward], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
+    Object.assign(steps, { Home: [0, -end], End: [0, end] });
     if (event.key === "Escape") {
       this.choose(null);
       this.leave();
@@ -203,10 +222,7 @@ class EvidenceWords {
       const [down, along] = steps[event.key];
       const line = clamp(Number(word.parentElement.dataset.line) + down, 0, this.lines.length - 1);
       const index = clamp(Number(word.dataset.index) + along, 0, this.header.tokens.length - 1);
-      word.tabIndex = -1;
-      const next = this.lines[line].words[index];
-      next.tabIndex = 0;
-      next.focus();
+      this.lines[line].words[index].focus();
     } else {
       return;
     }

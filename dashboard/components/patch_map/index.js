@@ -26,7 +26,6 @@ class PatchMap {
     this.note = make("div", "view-note", { parent: foot });
     this.live = make("div", "view-live", { parent: this.root, role: "status", "aria-live": "polite" });
     this.tooltip = makeTooltip(this.root);
-    this.picture = document.createElement("canvas");
     this.panels = [];
     this.hovered = null;
     this.sending = makeDelayed(120);
@@ -41,15 +40,7 @@ class PatchMap {
     this.source = make("div", "view-title", { parent: toolbar });
     this.cls = makeButton(toolbar, "Back to CLS", "Show the attention of CLS", () => this.choose(null));
     const controls = make("div", "view-controls", { parent: toolbar });
-    this.drawing = makeChoice(
-      controls,
-      "Drawing",
-      [
-        [false, "Squares", "One square a patch, as computed"],
-        [true, "Smooth", "Interpolated between patches"],
-      ],
-      (smooth) => this.change({ smooth }),
-    );
+    this.drawing = makeDrawingChoice(controls, (smooth) => this.change({ smooth }));
     this.scaling = makeChoice(
       controls,
       "Colour scale of the panels",
@@ -74,6 +65,7 @@ class PatchMap {
     const changedInput = !first && this.header.input !== header.input;
     this.header = header;
     this.lut = arrays.lut;
+    this.grid = header.grid;
     [this.rows, this.columns] = header.grid;
     const count = this.rows * this.columns;
     this.maps = header.titles.map((_, index) => arrays.maps.subarray(index * count, (index + 1) * count));
@@ -88,7 +80,7 @@ class PatchMap {
       if (this.shared.marked.isNews(marked)) this.marked = marked;
       if (this.shared.settings.isNews(settings)) this.settings = settings;
     }
-    this.readPicture(arrays.picture);
+    this.picture = canvasOf(pictureImage(arrays.picture, header.arrays.picture.shape));
     this.buildPanels();
     this.layOut();
     const stays = this.hovered && this.pointed < this.maps.length;
@@ -100,20 +92,6 @@ class PatchMap {
     this.sending.cancel();
     this.speaking.cancel();
     this.root.remove();
-  }
-
-  readPicture(pixels) {
-    const [height, width] = this.header.arrays.picture.shape;
-    const image = new ImageData(width, height);
-    for (let from = 0, to = 0; from < pixels.length; from += 3, to += 4) {
-      image.data[to] = pixels[from];
-      image.data[to + 1] = pixels[from + 1];
-      image.data[to + 2] = pixels[from + 2];
-      image.data[to + 3] = 255;
-    }
-    this.picture.width = width;
-    this.picture.height = height;
-    this.picture.getContext("2d").putImageData(image, 0, 0);
   }
 
   // Panels ------------------------------------------------------------------------------------------------------
@@ -138,17 +116,13 @@ class PatchMap {
     const button = make("button", "patch-title", { parent: head, type: "button" });
     button.addEventListener("click", () => this.setTrigger("panel", index));
     const value = make("span", "patch-value", { parent: head });
-    const surface = make("div", "patch-surface", { parent: element, role: "application" });
-    const base = make("canvas", "", { parent: surface, "aria-hidden": "true" });
-    const overlay = make("canvas", "patch-overlay", { parent: surface, "aria-hidden": "true" });
-    const mark = make("div", "patch-mark", { parent: surface });
-    const pointer = make("div", "patch-pointer", { parent: surface });
-    surface.addEventListener("pointermove", (event) => this.hover(this.patchAt(surface, event), index, event));
-    surface.addEventListener("pointerleave", () => this.hover(null));
-    surface.addEventListener("click", (event) => this.choose(this.patchAt(surface, event)));
-    surface.addEventListener("keydown", (event) => this.onKey(event, index));
-    surface.addEventListener("blur", () => this.tooltip.hide());
-    return { element, button, value, surface, base, overlay, mark, pointer };
+    const parts = makeSurface(element, "patch", () => this.grid, {
+      hover: (patch, event) => this.hover(patch, index, event),
+      choose: (patch) => this.choose(patch),
+      key: (event) => this.onKey(event, index),
+      leave: () => this.tooltip.hide(),
+    });
+    return { element, button, value, ...parts };
   }
 
   layOut() {
@@ -168,7 +142,10 @@ class PatchMap {
     const down = Math.ceil(this.maps.length / this.size.across);
     const needed = Math.max(down * (this.size.height + HEAD + GAP) - GAP, this.side.hidden ? 0 : BESIDE);
     if (needed < height) this.root.style.height = `${frame - (height - needed)}px`;
-    for (const panel of this.panels) this.drawPicture(panel);
+    for (const panel of this.panels) {
+      panel.element.style.width = `${this.size.box}px`;
+      drawPicture(panel, this.picture, this.size);
+    }
     this.drawOverlays();
     this.drawMarks();
     this.showDetails();
@@ -208,27 +185,12 @@ class PatchMap {
     return this.settings.shared_scale || fixed ? limits.map(() => shared) : limits;
   }
 
-  drawPicture(panel) {
-    const { width, height, box } = this.size;
-    panel.element.style.width = `${box}px`;
-    panel.surface.style.width = `${width}px`;
-    panel.surface.style.height = `${height}px`;
-    const context = sizeCanvas(panel.base, width, height);
-    const growth = width / this.picture.width;
-    context.imageSmoothingEnabled = growth < 6; // a tiny picture shows its pixels
-    context.imageSmoothingQuality = "high";
-    context.drawImage(this.picture, 0, 0, width, height);
-  }
-
   drawOverlays() {
     this.panels.forEach((panel, index) => {
       const [low, high] = this.limits[index];
-      const map = this.maps[index];
-      panel.overlay.classList.toggle("is-smooth", this.settings.smooth);
-      const scale = Math.min(SMOOTH_SIDE / Math.max(this.size.width, this.size.height), 1);
-      const width = this.settings.smooth ? Math.max(Math.round(this.size.width * scale), 1) : this.columns;
-      const height = this.settings.smooth ? Math.max(Math.round(this.size.height * scale), 1) : this.rows;
-      const values = this.settings.smooth ? interpolated(map, this.rows, this.columns, height, width) : map;
+      const { smooth } = this.settings;
+      panel.overlay.classList.toggle("is-smooth", smooth);
+      const { values, width, height } = overlayValues(this.maps[index], this.grid, smooth, this.size, SMOOTH_SIDE);
       paintLevels(panel.overlay, levelsOf(values, low, high, "linear"), width, height, this.lut);
     });
   }
@@ -244,8 +206,8 @@ class PatchMap {
 
   drawMarks() {
     this.panels.forEach((panel, index) => {
-      placeBox(panel.mark, this.marked, this.rows, this.columns);
-      placeBox(panel.pointer, this.hovered, this.rows, this.columns);
+      placeBox(panel.mark, this.marked, this.grid);
+      placeBox(panel.pointer, this.hovered, this.grid);
       const value = this.hovered ? shortText(this.valueAt(index, this.hovered)) : "";
       const highest = this.ownScale() ? `max ${shortText(this.limits[index][1])}` : "";
       panel.value.textContent = this.maps.length > 1 ? value || highest : "";
@@ -259,13 +221,6 @@ class PatchMap {
 
   valueAt(index, [row, column]) {
     return this.maps[index][row * this.columns + column];
-  }
-
-  patchAt(surface, event) {
-    const box = surface.getBoundingClientRect();
-    const row = Math.floor(((event.clientY - box.top) / box.height) * this.rows);
-    const column = Math.floor(((event.clientX - box.left) / box.width) * this.columns);
-    return [clamp(row, 0, this.rows - 1), clamp(column, 0, this.columns - 1)];
   }
 
   hover(patch, index = 0, event = null) {
@@ -335,14 +290,8 @@ class PatchMap {
 
   onKey(event, index) {
     if (!this.header || event.ctrlKey || event.metaKey || event.altKey) return;
-    const step = event.shiftKey ? 5 : 1;
-    const moves = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] };
-    const move = moves[event.key];
-    if (move) {
-      const middle = [Math.floor((this.rows - 1) / 2), Math.floor((this.columns - 1) / 2)];
-      const patch = this.marked
-        ? [clamp(this.marked[0] + move[0], 0, this.rows - 1), clamp(this.marked[1] + move[1], 0, this.columns - 1)]
-        : middle;
+    const patch = steppedPatch(event, this.marked, this.grid);
+    if (patch) {
       this.hover(null);
       this.choose(patch);
       this.speak(this.lines(index, patch).join(", "));
@@ -388,37 +337,6 @@ function panelSize(count, width, height, aspect) {
 function fitted(width, height, aspect) {
   const across = Math.min(width, Math.max(height, 24) * aspect);
   return { width: Math.max(Math.floor(across), 6), height: Math.max(Math.floor(across / aspect), 6) };
-}
-
-/** A map at more pixels, bilinear between the centres of its patches; beyond the outer centres it stays constant. */
-function interpolated(map, rows, columns, height, width) {
-  const places = (size, count) =>
-    Array.from({ length: size }, (_, index) => {
-      const centre = clamp(((index + 0.5) / size) * count - 0.5, 0, count - 1);
-      const start = Math.floor(centre);
-      return [start, Math.min(start + 1, count - 1), centre - start];
-    });
-  const across = places(width, columns);
-  const values = new Float32Array(height * width);
-  places(height, rows).forEach(([top, bottom, down], row) => {
-    for (let column = 0; column < width; column += 1) {
-      const [left, right, share] = across[column];
-      const above = map[top * columns + left] * (1 - share) + map[top * columns + right] * share;
-      const below = map[bottom * columns + left] * (1 - share) + map[bottom * columns + right] * share;
-      values[row * width + column] = above * (1 - down) + below * down;
-    }
-  });
-  return values;
-}
-
-/** Puts a box round a patch of a picture, or hides it. */
-function placeBox(box, patch, rows, columns) {
-  box.hidden = !patch;
-  if (!patch) return;
-  box.style.left = `${(100 * patch[1]) / columns}%`;
-  box.style.top = `${(100 * patch[0]) / rows}%`;
-  box.style.width = `${100 / columns}%`;
-  box.style.height = `${100 / rows}%`;
 }
 
 export default function (component) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -81,6 +82,7 @@ class ForwardPass:
         tokens: (1, N, M) what enters the self-attention of each layer of the encoder (or only stack); () where the
             model has no such tensor.
         embedded: (1, N, M) the input embeddings at which the graph starts; the encoder's in an encoder-decoder.
+        masked: (B, C) logits of this input with parts replaced, kept by ``perturbation.target_values``.
     """
 
     model: LoadedModel
@@ -89,6 +91,7 @@ class ForwardPass:
     layers: Mapping[Kind, tuple[Layer, ...]]
     tokens: tuple[Tensor, ...]
     embedded: Tensor
+    masked: OrderedDict[tuple[object, ...], Tensor] = field(default_factory=OrderedDict, repr=False)
     _kept: dict[tuple[object, ...], Gradients] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 

@@ -11,6 +11,7 @@ an input that says nothing (``blank_of``). ``target_values`` runs what comes of 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -59,6 +60,9 @@ FILL_WORDS = MappingProxyType(
     }
 )
 """What a fill is, in words; a token goes by its own name."""
+
+KEPT_LOGITS = 4_000_000
+"""Most numbers that a pass keeps of its inputs with parts replaced."""
 
 BATCH_TOKENS = 2000
 """Positions of all items of a batch together: larger batches gain nothing on a CPU."""
@@ -176,13 +180,14 @@ def target_values(
             f"target_values: replacement must not be 'remove' for {target.label!r}, which reads one position of the "
             "text; choose 'default'."
         )
-    values = torch.zeros(len(masks), dtype=torch.promote_types(run.model.dtype, torch.float32))
-    done = 0
-    for rows, outputs in masked_outputs(run, masks, kind):
-        values[rows] = target.value(outputs).detach().to(values)
-        done += len(rows)
-        if progress is not None:
-            progress(done / len(masks))
+    if not len(masks):
+        return torch.zeros(0, dtype=torch.promote_types(run.model.dtype, torch.float32))
+    if target.reads_classes and run.outputs.logits is not None and run.outputs.logits.ndim == 2:
+        logits = _masked_logits(run, masks, kind, progress)
+        values = target.value(Outputs(logits, None, run.outputs.kept)).detach()
+    else:
+        values = _collected(run, masks, kind, target.value, progress)
+    values = values.cpu().to(torch.promote_types(run.model.dtype, torch.float32))
     if not bool(values.isfinite().all()):
         row = int((~values.isfinite()).nonzero()[0, 0])
         raise ValueError(
@@ -190,6 +195,50 @@ def target_values(
             f"{masks.shape[1]} tokens or patches replaced; choose another target or replacement."
         )
     return values
+
+
+def _masked_logits(
+    run: ForwardPass, masks: Tensor, kind: str, progress: Callable[[float], None] | None
+) -> Tensor:
+    """(B, C): they serve every target of the head, so the latest are kept with the pass."""
+    digest = hashlib.blake2b(np.packbits(masks.numpy(), axis=1).tobytes(), digest_size=16).digest()
+    key = (kind, tuple(masks.shape), digest)
+    found = run.masked.get(key)
+    if found is None:
+        found = _collected(run, masks, kind, _logits, progress)
+        run.masked[key] = found
+        while len(run.masked) > 1 and sum(kept.numel() for kept in run.masked.values()) > KEPT_LOGITS:
+            run.masked.popitem(last=False)
+    elif progress is not None:
+        progress(1.0)
+    return found
+
+
+def _logits(outputs: Outputs) -> Tensor:
+    assert outputs.logits is not None
+    return outputs.logits
+
+
+def _collected(
+    run: ForwardPass,
+    masks: Tensor,
+    kind: str,
+    read: Callable[[Outputs], Tensor],
+    progress: Callable[[float], None] | None,
+) -> Tensor:
+    """(B, ...) what is read of the outputs with parts replaced."""
+    found: Tensor | None = None
+    done = 0
+    for rows, outputs in masked_outputs(run, masks, kind):
+        part = read(outputs).detach()
+        if found is None:
+            found = part.new_zeros((len(masks), *part.shape[1:]))
+        found[rows] = part
+        done += len(rows)
+        if progress is not None:
+            progress(done / len(masks))
+    assert found is not None  # there is a row
+    return found
 
 
 def masked_outputs(

@@ -67,6 +67,11 @@ class Target:
     key: tuple[object, ...]
     note: str = ""
 
+    @property
+    def reads_classes(self) -> bool:
+        """Whether it reads the logits of a head of classes or numbers, and nothing else."""
+        return self.kind in ("class_logit", "class_probability", "logit_difference", "predicted_value")
+
 
 def class_logit(index: int, label: str = "") -> Target:
     """The logit of a class, before softmax: what nearly all of the literature explains."""

@@ -29,7 +29,13 @@ from analysis.evidence.perturbation import (
     shortened_inputs,
     target_values,
 )
-from analysis.evidence.targets import Target, class_logit, concept_similarity, token_log_probability
+from analysis.evidence.targets import (
+    Target,
+    class_logit,
+    class_probability,
+    concept_similarity,
+    token_log_probability,
+)
 from analysis.figure_data import TokenLabel
 from analysis.inputs import Inputs, PatchGrid, encode_pair, encode_text
 from tests.evidence.oracle_models import oracle, pixels_of, small_vit
@@ -87,6 +93,13 @@ def state(model):
 def assert_same(before, after):
     assert before[1:] == after[1:]
     assert all(torch.equal(value, after[0][name]) for name, value in before[0].items())
+
+
+@pytest.fixture(autouse=True)
+def forget(run, picture):
+    """Every test runs the model itself."""
+    run.masked.clear()
+    picture.masked.clear()
 
 
 # Leave one out
@@ -202,8 +215,54 @@ def test_batches_change_nothing(run, picture, monkeypatch):
         monkeypatch.setattr(perturbation, "BATCH_TOKENS", 25)
         assert batch_size(one, 25) <= 2
         monkeypatch.setattr(perturbation, "batch_size", lambda _: 2)
+        one.masked.clear()
         assert_close(leave_one_out(one, class_logit(1)).scores, whole, rtol=1e-4, atol=1e-5)
         monkeypatch.undo()
+
+
+def test_another_class_runs_nothing_again(run, picture, monkeypatch):
+    """What the model gives without a part does not depend on the class; a failed run is not kept."""
+    for one in (run, picture):
+        before = leave_one_out(one, class_logit(0)).scores
+        with monkeypatch.context() as patch:
+            patch.setattr(perturbation, "masked_outputs", lambda *_: pytest.fail("the model was run again"))
+            told = []
+            other = leave_one_out(one, class_logit(1), progress=told.append).scores
+            probability = leave_one_out(one, class_probability(1)).scores
+            assert_close(leave_one_out(one, class_logit(0)).scores, before, rtol=0, atol=0)
+        assert told == [1.0]
+        one.masked.clear()
+        assert_close(leave_one_out(one, class_logit(1)).scores, other, rtol=0, atol=0)
+        assert_close(leave_one_out(one, class_probability(1)).scores, probability, rtol=0, atol=0)
+
+
+def test_other_replacements_other_masks_and_other_readings_are_run(run, monkeypatch):
+    count = []
+    plain = perturbation.masked_outputs
+    monkeypatch.setattr(perturbation, "masked_outputs", lambda *given: (count.append(1), plain(*given))[1])
+    leave_one_out(run, class_logit(0))
+    leave_one_out(run, class_logit(0), replacement="zero")
+    masks = torch.zeros(2, len(kept_positions(run.inputs)), dtype=torch.bool)
+    target_values(run, class_logit(0), masks)
+    target_values(run, class_logit(0), ~masks)
+    direction = run.outputs.embedding("mean")[0].detach()
+    concept = concept_similarity(direction, "itself", pooling="mean")
+    target_values(run, concept, masks)  # of the last state, which is not kept
+    target_values(run, concept, masks)
+    assert len(count) == 6
+    target_values(run, class_logit(1), ~masks)
+    assert len(count) == 6
+
+
+def test_what_is_kept_has_a_limit(run, monkeypatch):
+    count = len(kept_positions(run.inputs))
+    monkeypatch.setattr(perturbation, "KEPT_LOGITS", 4 * run.outputs.logits.shape[1])
+    for index in range(count):
+        masks = torch.zeros(2, count, dtype=torch.bool)
+        masks[0, index] = True
+        target_values(run, class_logit(0), masks)
+    assert len(run.masked) == 2
+    assert target_values(run, class_logit(0), torch.zeros(0, count, dtype=torch.bool)).shape == (0,)
 
 
 def test_nothing_replaced_is_the_input_itself(run, picture):
@@ -430,6 +489,7 @@ def test_progress_is_told_and_can_stop(run, picture, monkeypatch):
             if done > 0.4:
                 raise Stopped
 
+        one.masked.clear()
         with pytest.raises(Stopped):
             leave_one_out(one, class_logit(0), replacement=kind, progress=stop)
         assert_same(before, state(one.model))

@@ -168,48 +168,6 @@ def strongest_words_chart(view: EvidenceWords, index: int, *, count: int = STRON
 # How far to trust maps ---------------------------------------------------------------------------------------------
 
 
-def agreement_chart(table: NDArray[np.float64], names: Sequence[str]) -> go.Figure:
-    """Rank correlations of every two maps as a square with its numbers.
-
-    Args:
-        table: (M, M), −1 to 1; NaN where a map is constant.
-        names: of the maps.
-    """
-    import plotly.graph_objects as go
-
-    shown = [_literal(name) for name in names]
-    numbers = [["–" if np.isnan(value) else f"{value:.2f}" for value in row] for row in table]
-    side = max(34, 58 - 2 * len(names))
-    squares = go.Heatmap(
-        z=table,
-        x=shown,
-        y=shown,
-        text=numbers,
-        texttemplate="%{text}",
-        textfont={"size": 11, "color": CHART_TEXT},
-        colorscale=[[share, _tint(2 * share - 1)] for share in (0.0, 0.5, 1.0)],
-        zmin=-1,
-        zmax=1,
-        xgap=1,
-        ygap=1,
-        showscale=False,
-        hovertemplate="%{y} and %{x}<br><b>%{z:.3f}</b><extra></extra>",
-    )
-    return go.Figure(squares).update_layout(
-        **_PLAIN,
-        width=170 + side * 1.5 * len(names),
-        height=110 + side * len(names),
-        xaxis={"side": "bottom", "showgrid": False, "tickangle": -35, "automargin": True},
-        yaxis={"autorange": "reversed", "showgrid": False, "automargin": True},
-    )
-
-
-def _tint(value: float) -> str:
-    """Red for agreement, blue for the opposite, clear between, so that text can be read on it."""
-    hue = FOR if value > 0 else AGAINST
-    return "rgba({}, {}, {}, {})".format(*hue, 0.55 * abs(value))
-
-
 def faithfulness_chart(names: Sequence[str], found: Sequence[Faithfulness], target: str) -> go.Figure:
     """Deletion and insertion side by side, a line a map, with the range of random orders behind them.
 
@@ -255,7 +213,13 @@ def faithfulness_chart(names: Sequence[str], found: Sequence[Faithfulness], targ
                 row=1,
                 col=column,
             )
-    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "tickformat": ".0%", "range": [0, 1]}
+    axis = {
+        "gridcolor": GRID,
+        "zerolinecolor": GRID,
+        "tickformat": ".0%",
+        "range": [0, 1],
+        "automargin": True,
+    }
     figure.update_xaxes(**axis)
     figure.update_yaxes(gridcolor=GRID, zerolinecolor=GRID, automargin=True)
     figure.update_annotations(font={"size": 12, "color": CHART_TEXT})
@@ -273,7 +237,7 @@ def cascade_chart(names: Sequence[str], found: Sequence[ModelSensitivity]) -> go
 
     figure = go.Figure()
     for index, (name, each) in enumerate(zip(names, found, strict=True)):
-        parts = ["none", *(stage.part for stage in each.stages[1:])]
+        parts = ["none", *(_short_part(stage.part) for stage in each.stages[1:])]
         figure.add_scatter(
             x=[_literal(part) for part in parts],
             y=[stage.correlation for stage in each.stages],
@@ -295,10 +259,17 @@ def cascade_chart(names: Sequence[str], found: Sequence[ModelSensitivity]) -> go
         yaxis={
             "title": {"text": "rank correlation with the true map", "font": {"size": 11}},
             "range": [-1.05, 1.05],
+            "automargin": True,
             "gridcolor": GRID,
             "zerolinecolor": CHART_TEXT,
         },
     )
+
+
+def _short_part(name: str) -> str:
+    """A part of a model by the end of its name, such as "layer.5"."""
+    parts = name.split(".")
+    return ".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
 
 GRID = "rgba(127, 134, 143, 0.28)"

@@ -6,6 +6,7 @@ Text from users (tokens, file names, typed sentences) reaches the page only thro
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import streamlit as st
+from numpy.typing import NDArray
 
 from analysis.figure_data import ColourMapName
-from dashboard.selection import bind, choose
+from analysis.visible_evidence import AGAINST, FOR
+from dashboard.selection import bound, bound_choice, choose
 
 STYLE_FILE = Path(__file__).with_name("style.css")
 VIEW_HEIGHT = 650
@@ -80,6 +84,30 @@ def small_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, marked:
     st.html(f'<table class="as-table"><thead><tr>{cells}</tr></thead><tbody>{"".join(body)}</tbody></table>')
 
 
+def square_table(names: Sequence[str], values: NDArray[np.float64]) -> None:
+    """A square of numbers between −1 and 1, each on its tint: red above 0, blue below; "–" where there is none."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *names))
+    body = []
+    for name, row in zip(names, values, strict=True):
+        cells = "".join(
+            f'<td style="background: {_tint(value)}">{signed_number(value)}</td>' for value in row
+        )
+        body.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    table = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    st.html(f'<div class="as-square"><table>{table}</table></div>')
+
+
+def _tint(value: float) -> str:
+    if math.isnan(value):
+        return "none"
+    return "rgb({} {} {} / {:.0%})".format(*(FOR if value > 0 else AGAINST), 0.5 * min(abs(value), 1.0))
+
+
+def signed_number(value: float) -> str:
+    """Two decimals with a true minus sign; "–" where there is no number."""
+    return "–" if math.isnan(value) else f"{value:.2f}".replace("-", "−")
+
+
 def heading(text: str, help: str = "") -> None:
     """A small heading of a group of controls or figures."""
     st.html(f'<div class="as-heading" title="{escape(help)}">{escape(text)}</div>')
@@ -94,6 +122,23 @@ def notes(sentences: Sequence[str]) -> None:
     """What the reader must know, as a quiet list."""
     for sentence in sentences:
         note(sentence)
+
+
+def polled(draw: Callable[[], None], ended: Callable[[], bool], *, seconds: float) -> None:
+    """Draw a part of the page again every so many seconds; when what it waits for has ended, the page runs again.
+
+    Never in the run that draws it first: Streamlit sends a widget's chosen value once, and a browser that gets the
+    next run before it has put the widgets up would show their defaults, and send these back as the user's.
+    """
+    drawn: list[bool] = []
+
+    def part() -> None:
+        if drawn and ended():
+            st.rerun()
+        drawn.append(True)
+        draw()
+
+    st.fragment(part, run_every=seconds)()
 
 
 def choice(
@@ -111,7 +156,7 @@ def choice(
     st.selectbox(
         label,
         options,
-        key=bind(key, value),
+        **bound_choice(key, value, options),
         on_change=on_change,
         format_func=words,
         label_visibility="collapsed",
@@ -141,7 +186,7 @@ def views(
     st.segmented_control(
         "View",
         options,
-        key=bind(key, value),
+        **bound(key, value, default="default"),
         on_change=on_change,
         format_func=lambda name: words[name],
         required=True,

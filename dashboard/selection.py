@@ -11,7 +11,7 @@ What comes from a link is untrusted: ``from_query`` takes only well-formed value
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -247,14 +247,26 @@ def take_notes() -> tuple[str, ...]:
     return selection.notes
 
 
-def bind(key: str, value: Any) -> str:
-    """Give the widget with this key the value of the selection, before the widget is made; returns the key.
+def bound(key: str, value: Any, *, default: str = "value", start: Any = None) -> dict[str, Any]:
+    """Arguments of the widget with this key that give it the value of the selection, before the widget is made.
 
-    The value is written only where it differs: rewriting an equal one would throw a fast user's slider back.
+    The value is written only where it differs: rewriting an equal one would throw a fast user's slider back. Else it
+    is the widget's default: a browser may put the widget up only in a later run than the one that wrote it, and would
+    send any other default back as what the user has chosen.
+
+    Args:
+        default: name of the widget's argument for it.
+        start: what this argument takes; None for the value itself.
     """
     if key not in st.session_state or st.session_state[key] != value:
         st.session_state[key] = value
-    return key
+        return {"key": key}
+    return {"key": key, default: value if start is None else start}
+
+
+def bound_choice(key: str, value: Any, options: Sequence[Any]) -> dict[str, Any]:
+    """``bound`` of a select box."""
+    return bound(key, value, default="index", start=list(options).index(value))
 
 
 def page_of(url_path: str) -> Page:

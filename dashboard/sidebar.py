@@ -26,7 +26,8 @@ from dashboard.selection import (
     PictureInput,
     TextChoices,
     TextInput,
-    bind,
+    bound,
+    bound_choice,
     choose,
     current,
     model_name_problem,
@@ -79,7 +80,7 @@ def _model_picker(modality: Modality, chosen: ModelChoice) -> None:
     st.selectbox(
         "Model",
         list(titles),
-        key=bind(key, value),
+        **bound_choice(key, value, list(titles)),
         format_func=lambda name: titles.get(name, name),
         on_change=partial(_model_picked, modality, key),
         label_visibility="collapsed",
@@ -135,7 +136,7 @@ def _text_input(choices: TextChoices) -> None:
     st.segmented_control(
         "One text or two",
         ["one", "pair"],
-        key=bind("text_count", "pair" if pair else "one"),
+        **bound("text_count", "pair" if pair else "one", default="default"),
         format_func=words.counts.__getitem__,
         on_change=_count_picked,
         required=True,
@@ -194,10 +195,11 @@ def _words(model: ModelChoice) -> Words:
 def _text_samples(chosen: TextInput, pair: bool) -> None:
     titles = {sample.id: sample.title for sample in TEXT_SAMPLES if (sample.pair is not None) == pair}
     titles[_OWN] = "Own text"
+    value = chosen.name if chosen.kind == "sample" and chosen.name in titles else _OWN
     st.selectbox(
         "Sample",
         list(titles),
-        key=bind("text_sample", chosen.name if chosen.kind == "sample" and chosen.name in titles else _OWN),
+        **bound_choice("text_sample", value, list(titles)),
         format_func=lambda name: titles.get(name, name),
         on_change=_text_sample_picked,
         label_visibility="collapsed",
@@ -207,7 +209,7 @@ def _text_samples(chosen: TextInput, pair: bool) -> None:
 def _text_box(label: str, key: str, text: str, *, height: int) -> None:
     st.text_area(
         label,
-        key=bind(key, text),
+        **bound(key, text),
         height=height,
         max_chars=TYPED_CHARACTERS,
         on_change=_typed,
@@ -336,7 +338,7 @@ def _resolution(choices: ImageChoices) -> None:
     st.segmented_control(
         "Resolution",
         sides,
-        key=bind("image_side", choices.input.side or SIDES[0]),
+        **bound("image_side", choices.input.side or SIDES[0], default="default"),
         format_func=lambda side: f"{side} px",
         on_change=_side_picked,
         required=True,

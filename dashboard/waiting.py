@@ -12,7 +12,7 @@ import streamlit as st
 from analysis.trained import OFFERED
 from dashboard import cached
 from dashboard.boundary import tell_error
-from dashboard.frame import literal
+from dashboard.frame import literal, polled
 from dashboard.selection import DEFAULT_MODELS, ModelChoice, choose, current
 from dashboard.warmup import SLOW_SECONDS, LoadJob
 
@@ -33,13 +33,20 @@ def loading_badge(choice: ModelChoice, *, example: bool) -> None:
         example: whether the page shows the precomputed example meanwhile.
     """
     with st.container(key="as_status"):
-        st.fragment(_loading_badge, run_every=POLL_SECONDS)(choice, example)
+        polled(
+            partial(_loading_badge, choice, example),
+            partial(_has_ended, choice),
+            seconds=POLL_SECONDS,
+        )
+
+
+def _has_ended(choice: ModelChoice) -> bool:
+    job = cached.loader().find(choice.name, choice.revision)
+    return job is not None and (job.state != "running" or job.slow)
 
 
 def _loading_badge(choice: ModelChoice, example: bool) -> None:
     job = cached.loader().find(choice.name, choice.revision)
-    if job is not None and (job.state != "running" or job.slow):
-        st.rerun()
     stage, seconds = (job.stage, job.seconds) if job else ("starting", 0.0)
     words = f"loading {title_of(choice)} … {stage}, {seconds:.0f} s"
     lead = '<span class="as-badge as-plain">precomputed example</span>' if example else ""

@@ -364,24 +364,6 @@ def _replaced_embeddings(module: nn.Module, entries: Tensor) -> Iterator[None]:
         _given.reset(token)
 
 
-def masked_inputs(
-    run: ForwardPass, masks: Tensor, *, replacement: Replacement = "default"
-) -> dict[str, Tensor]:
-    """Keyword arguments of the forward of a model that takes ``inputs_embeds``, with tokens or patches replaced.
-
-    Args:
-        masks, replacement: as in ``target_values``, but for "remove".
-    Returns:
-        tensors (B, ...) by name; nothing of ``run`` is written to.
-    Raises:
-        ValueError, UnsupportedModelError: as ``target_values``.
-    """
-    entries = torch.where(covered(run, masks), blank_of(run, replacement), entry_of(run))
-    name, given = ("inputs_embeds", "input_ids") if run.inputs.grid is None else ("pixel_values",) * 2
-    others = {key: tensor for key, tensor in run.inputs.tensors.items() if key != given}
-    return repeated(others, len(masks)) | {name: entries}
-
-
 def covered(run: ForwardPass, masks: Tensor) -> Tensor:
     """(B, n) over tokens or patches → (B, N, 1) or (B, 1, H, W): which entries belong to a replaced one."""
     grid = run.inputs.grid

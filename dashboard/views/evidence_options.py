@@ -10,7 +10,7 @@ import streamlit as st
 
 from dashboard.evidence_choices import EvidenceChoices, MethodOptions, Options, Value, with_option
 from dashboard.frame import heading
-from dashboard.selection import bind, choose_evidence, current
+from dashboard.selection import bound, bound_choice, choose_evidence, current
 
 if TYPE_CHECKING:
     from analysis.evidence.methods import Method, Option
@@ -84,7 +84,6 @@ def _control(page: Page, method: str, option: Option, value: Value | None) -> No
     """One option as a box of choices or of a number."""
     key = f"{page}_evidence_option_{method}_{option.key}"
     settings: dict[str, Any] = {
-        "key": bind(key, ITSELF if value is None else value),
         "on_change": partial(_picked, page, method, option, key),
         "help": option.help,
         "width": CONTROL_WIDTH,
@@ -97,13 +96,16 @@ def _control(page: Page, method: str, option: Option, value: Value | None) -> No
             kind(option.highest),
             step=kind(option.step),
             format="%d" if kind is int else "%.2f",
+            **bound(key, value),
             **settings,
         )
         return
+    offers = [ITSELF if offer is None else offer for offer in _offers(option)]
     st.selectbox(
         option.title,
-        [ITSELF if offer is None else offer for offer in _offers(option)],
+        offers,
         format_func=lambda offer: option.words(None if offer == ITSELF else offer),
+        **bound_choice(key, ITSELF if value is None else value, offers),
         **settings,
     )
 

@@ -17,8 +17,8 @@ from dashboard import cached, evidence_cache
 from dashboard.boundary import known_sentence, tell_error
 from dashboard.evidence_choices import EvidenceChoices, MethodOptions
 from dashboard.evidence_jobs import Job
-from dashboard.frame import literal, note, waiting_view
-from dashboard.selection import bind, choose_evidence
+from dashboard.frame import literal, note, polled, signed_number, waiting_view
+from dashboard.selection import bound, choose_evidence
 from dashboard.views.evidence_options import option_tools, option_words
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _method_pills(page: Page, methods: Sequence[str]) -> None:
     st.pills(
         "Methods",
         list(METHODS),
-        key=bind(key, list(methods)),
+        **bound(key, list(methods), default="default"),
         selection_mode="multi",
         format_func=title,
         on_change=picked,
@@ -179,7 +179,7 @@ def progress(page: Page, jobs: Sequence[tuple[str, Job]], *, of: str = "evidence
     """
     active = [(title, job) for title, job in jobs if job.active]
     if active:
-        st.fragment(_watch, run_every=POLL_SECONDS)(f"{page}_{of}", active)
+        polled(partial(_watch, f"{page}_{of}", active), partial(_any_ended, active), seconds=POLL_SECONDS)
     ended = [(title, job) for title, job in jobs if not job.active]
     for title, job in ended:
         if job.error is not None:
@@ -196,9 +196,11 @@ def progress(page: Page, jobs: Sequence[tuple[str, Job]], *, of: str = "evidence
             )
 
 
+def _any_ended(active: Sequence[tuple[str, Job]]) -> bool:
+    return any(not job.active for _, job in active)
+
+
 def _watch(key: str, active: Sequence[tuple[str, Job]]) -> None:
-    if any(not job.active for _, job in active):
-        st.rerun()
     done = sum(job.done for _, job in active) / len(active)
     running = next((title for title, job in active if job.state == "running"), active[0][0])
     rest = len(active) - 1
@@ -330,4 +332,4 @@ def dependence(first: Any, second: Any, other: str) -> tuple[str, str]:
     found = rank_correlation(torch.as_tensor(first), torch.as_tensor(second))
     if math.isnan(found):
         return f"This map or {other} is constant: no correlation.", ""
-    return f"Rank correlation with {other}: {found:.2f}.", ClassSensitivity(found).warning
+    return f"Rank correlation with {other}: {signed_number(found)}.", ClassSensitivity(found).warning

@@ -6,7 +6,6 @@ what they find stands under the map, in the table, and in every export.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,9 +17,9 @@ from analysis.visible import visible_text
 from dashboard import cached, charts, evidence_cache
 from dashboard.evidence_choices import Check
 from dashboard.evidence_jobs import Job, Progress
-from dashboard.frame import heading, note, small_table
+from dashboard.frame import note, signed_number, small_table, square_table
 from dashboard.provenance import software
-from dashboard.selection import bind, choose_evidence, current
+from dashboard.selection import bound, choose_evidence, current
 from dashboard.views import evidence_tools
 from dashboard.views.evidence_targets import class_target
 from dashboard.views.evidence_tools import Answer, Measured, Page
@@ -270,18 +269,14 @@ def _measured(
     cascade, _ = _result("model", subject, answer, target, runner_up, ask=False)
     if cascade is not None:
         last = cascade.stages[-1].correlation
-        facts.append(f"With random weights it correlates {_number(last)} with the true map.")
+        facts.append(f"With random weights it correlates {signed_number(last)} with the true map.")
         warnings.append(cascade.warning)
     return Measured(tuple(facts), " ".join(filter(None, warnings)))
 
 
 def _stability_in_words(missed: float, changed: float | None) -> str:
-    told = f"Infidelity {_number(missed)}"
-    return f"{told}." if changed is None else f"{told}, sensitivity {_number(changed)}."
-
-
-def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.2f}"
+    told = f"Infidelity {signed_number(missed)}"
+    return f"{told}." if changed is None else f"{told}, sensitivity {signed_number(changed)}."
 
 
 # The section under the maps ----------------------------------------------------------------------------------------
@@ -291,7 +286,7 @@ def show(page: Page, trust: Trust) -> None:
     """The checks, the chosen one's explanation, and what it found."""
     with st.container(key=f"{page}_evidence_trust"):
         with st.container(horizontal=True, vertical_alignment="center", key=f"{page}_evidence_trust_head"):
-            heading("How far to trust them")
+            st.html('<div class="as-heading">How far to trust them</div>', width="content")
             _check_choice(page, trust)
         note(EXPLAINED[trust.check])
         if trust.jobs:
@@ -308,7 +303,7 @@ def _check_choice(page: Page, trust: Trust) -> None:
     st.segmented_control(
         "Check",
         get_args(Check),
-        key=bind(key, trust.check),
+        **bound(key, trust.check, default="default"),
         on_change=picked,
         format_func=TITLES.__getitem__,
         required=True,
@@ -327,9 +322,7 @@ def _agreement(page: Page, trust: Trust) -> None:
         return
     table = agreement([answer.explanation for answer in kept])
     names = [answer.method.title for answer in kept]
-    _chart(
-        page, "agreement", charts.agreement_chart(table, names), "Rank correlations of the maps as a table"
-    )
+    square_table(names, table)
     rows = [(name, *(f"{value:.4f}" for value in row)) for name, row in zip(names, table, strict=True)]
     _download(page, trust, ("method", *names), rows)
 
@@ -348,7 +341,7 @@ def _class(page: Page, trust: Trust) -> None:
             rows.append((answer.method.title, "1.00", "It ignores the class by construction."))
         elif other is not None:
             told = _correlation(answer.explanation, other)
-            rows.append((answer.method.title, _number(told), ClassSensitivity(told).warning))
+            rows.append((answer.method.title, signed_number(told), ClassSensitivity(told).warning))
     _table(page, trust, ("Method", f"Correlation with the map for {trust.runner_up.label}", ""), rows)
 
 
@@ -399,8 +392,8 @@ def _stable(page: Page, trust: Trust) -> None:
     rows = [
         (
             answer.method.title,
-            _number(missed),
-            "not defined for a text" if changed is None else _number(changed),
+            signed_number(missed),
+            "not defined for a text" if changed is None else signed_number(changed),
         )
         for answer, (missed, changed) in known
     ]
@@ -419,7 +412,7 @@ def _random_weights(page: Page, trust: Trust) -> None:
     _chart(page, "model", figure, "Correlation with the true map while weights become random")
     stages = [stage.part or "none" for stage in known[0][1].stages]
     rows = [
-        (name, *(_number(stage.correlation) for stage in found.stages))
+        (name, *(signed_number(stage.correlation) for stage in found.stages))
         for name, (_, found) in zip(names, known, strict=True)
     ]
     _download(page, trust, ("method", *stages), rows)
@@ -442,6 +435,7 @@ def _chart(page: Page, name: str, figure: Any, alt: str) -> None:
         width="content",
         config={
             "displaylogo": False,
+            "modeBarButtons": [["toImage"]],
             "toImageButtonOptions": {"format": "svg", "filename": f"attnscope-{name}"},
         },
         alt=alt,

@@ -12,7 +12,7 @@ from dashboard import evidence_cache
 from dashboard.evidence_choices import EvidenceChoices
 from dashboard.frame import choice
 from dashboard.prediction_line import percent
-from dashboard.selection import bind, choose_evidence
+from dashboard.selection import bound, choose_evidence
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target
@@ -100,7 +100,7 @@ def _table_choice(choices: EvidenceChoices) -> None:
     st.segmented_control(
         "Explained",
         ("One word", "Every word"),
-        key=bind(key, "Every word" if choices.every_word else "One word"),
+        **bound(key, "Every word" if choices.every_word else "One word", default="default"),
         on_change=lambda: choose_evidence("text", every_word=st.session_state[key] == "Every word"),
         required=True,
         label_visibility="collapsed",

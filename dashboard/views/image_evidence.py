@@ -17,7 +17,7 @@ from dashboard.components import evidence_maps, evidence_state
 from dashboard.evidence_choices import MOST_EXAMPLES
 from dashboard.evidence_payload import evidence_maps_payload
 from dashboard.frame import literal, waiting_view
-from dashboard.selection import ImageChoices, bind, choose, choose_evidence, current
+from dashboard.selection import ImageChoices, bound, choose, choose_evidence, current
 from dashboard.sidebar import PICTURE_MEGABYTES, PICTURE_TYPES
 from dashboard.sources import ImageSource
 from dashboard.views import evidence_targets, evidence_tools, evidence_trust
@@ -190,7 +190,7 @@ def _example_tools(choices: ImageChoices) -> None:
     st.multiselect(
         "Examples",
         list(titles),
-        key=bind(key, list(examples_of(choices))),
+        **bound(key, list(examples_of(choices)), default="default"),
         on_change=lambda: choose_evidence("image", examples=tuple(st.session_state[key])),
         format_func=lambda name: titles[name],
         max_selections=MOST_EXAMPLES,

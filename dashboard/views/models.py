@@ -9,7 +9,7 @@ import streamlit as st
 from analysis.trained import OFFERED, OfferedModel, is_ready
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
-from dashboard.frame import heading, literal, note, notes, small_table, title_line
+from dashboard.frame import heading, literal, note, notes, polled, small_table, title_line
 from dashboard.provenance import software
 from dashboard.waiting import POLL_SECONDS
 
@@ -58,7 +58,11 @@ def loaded_models() -> None:
     ready = cached.loader().ready()
     running = [job for job in cached.loader().jobs() if job.state == "running"]
     if running:
-        st.fragment(_poll, run_every=POLL_SECONDS)(len(running))
+        polled(
+            partial(note, "A model is being loaded …"),
+            partial(_has_ended, len(running)),
+            seconds=POLL_SECONDS,
+        )
     heading("Loaded models")
     if not ready:
         note("None yet. A model is loaded when the Text or Image page asks for it.")
@@ -70,11 +74,9 @@ def loaded_models() -> None:
                 _details(shared)
 
 
-def _poll(running: int) -> None:
-    """Run the page again when a load has ended."""
-    if sum(job.state == "running" for job in cached.loader().jobs()) != running:
-        st.rerun()
-    note("A model is being loaded …")
+def _has_ended(running: int) -> bool:
+    """Whether a load has ended."""
+    return sum(job.state == "running" for job in cached.loader().jobs()) != running
 
 
 def _details(shared: cached.SharedModel) -> None:

@@ -16,7 +16,7 @@ from dashboard.components import evidence_state, evidence_words
 from dashboard.evidence_choices import MOST_EXAMPLES
 from dashboard.evidence_payload import evidence_words_payload
 from dashboard.frame import note, waiting_view
-from dashboard.selection import TextChoices, bind, choose, choose_evidence, current
+from dashboard.selection import TextChoices, bound, choose, choose_evidence, current
 from dashboard.sources import TextSource
 from dashboard.views import evidence_every_word, evidence_targets, evidence_tools, evidence_trust
 from dashboard.views.evidence_tools import Answer, Measured
@@ -48,7 +48,7 @@ def tools(source: TextSource, choices: TextChoices) -> None:
         st.segmented_control(
             "Scores of",
             ("words", "tokens"),
-            key=bind(key, "words" if asked.words else "tokens"),
+            **bound(key, "words" if asked.words else "tokens", default="default"),
             on_change=lambda: choose_evidence("text", words=st.session_state[key] == "words"),
             format_func=str.capitalize,
             required=True,
@@ -246,7 +246,7 @@ def _example_tools(choices: TextChoices) -> None:
     with st.popover(label.replace("[", "(").replace("]", ")"), key="text_evidence_like", width=330):
         st.text_area(
             "Texts, one a line: one is a likeness, several are a concept (the mean of their embeddings)",
-            key=bind(key, "\n".join(found)),
+            **bound(key, "\n".join(found)),
             on_change=typed,
             height=160,
         )

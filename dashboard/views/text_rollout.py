@@ -13,7 +13,7 @@ from analysis.visible import above_in_words, above_scale, matrix_limits, ordinar
 from dashboard import cached, charts, figures
 from dashboard.components import checked_token_strip, token_strip
 from dashboard.frame import choice, colour_choice, note
-from dashboard.selection import TextChoices, bind, choose
+from dashboard.selection import TextChoices, bound, choose
 from dashboard.sources import PartInfo, TextSource
 from dashboard.views.rollout_tools import rollout_tools
 from dashboard.views.text_matrix import draw
@@ -130,7 +130,7 @@ def _scale_row(weights: Floats, info: PartInfo, choices: TextChoices) -> Any:
     if ordinary_limits(weights, info.columns) is not None:
         place.toggle(
             "Special tokens in the colour scale",
-            key=bind("text_special_in_scale", choices.special_in_scale),
+            **bound("text_special_in_scale", choices.special_in_scale),
             on_change=lambda: choose("text", special_in_scale=st.session_state["text_special_in_scale"]),
             help="Off: the scale ends at the largest value of an ordinary token. Numbers stay as they are.",
             width="content",

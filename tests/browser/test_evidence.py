@@ -472,3 +472,36 @@ def test_the_page_of_a_picture(app_page: WatchedPage, app_server: Any) -> None:
     assert page.locator(".evidence-card").count() == 4, "what is ready stays"
     assert app_page.errors == []
     assert app_page.outside == []
+
+
+@pytest.mark.skipif(
+    not is_ready(find_offered("sentiment")), reason="models are not installed; run make bundled"
+)
+def test_controls_that_come_late_show_what_was_chosen(app_page: WatchedPage, app_server: Any) -> None:
+    """A browser that gets its controls after a second run of the page shows the choices, and sends no others back."""
+    page = app_page.page
+    page.goto(f"{app_server.url}/?v=1&view=evidence&model=sentiment&methods=cdam")
+    page.locator(".st-key-text_evidence_trust").wait_for(timeout=MINUTES)
+    settle(app_page)
+    held: list[Any] = []
+    controls = re.compile(r"/static/js/(TextArea|ButtonGroup|Selectbox)\.")
+    page.route(controls, lambda request: held.append(request))
+    page.goto(
+        f"{app_server.url}/?v=1&view=evidence&model=sentiment&methods=cdam,relevance&check=stability"
+        "&t=A+slow+film+with+a+lovely+ending"
+    )
+    page.locator(".st-key-text_evidence_trust table").wait_for(
+        timeout=MINUTES
+    )  # a job has ended: the second run
+    assert len(held) == 3
+    for request in held:
+        request.continue_()
+    sentence = page.get_by_role("textbox", name="Sentence")
+    sentence.wait_for()
+    page.wait_for_timeout(1500)  # time to send something else back
+    settle(app_page)
+    assert sentence.input_value() == "A slow film with a lovely ending"
+    chosen = [button.inner_text() for button in page.locator("button[aria-checked=true]").all()]
+    assert {"One sentence", "Evidence", "Infidelity"} <= set(chosen)
+    assert page.locator(".st-key-text_model input").input_value() == "MiniLM sentiment"
+    assert "t=A+slow+film" in page.url

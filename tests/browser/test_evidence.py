@@ -477,6 +477,46 @@ def test_the_page_of_a_picture(app_page: WatchedPage, app_server: Any) -> None:
 @pytest.mark.skipif(
     not is_ready(find_offered("sentiment")), reason="models are not installed; run make bundled"
 )
+def test_the_page_of_a_text(app_page: WatchedPage, app_server: Any) -> None:
+    from playwright.sync_api import expect
+
+    page = app_page.page
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(
+        f"{app_server.url}/?v=1&model=sentiment&view=evidence&methods=cdam,rollout&t=A+dull+film+but+unforgettable"
+    )
+    words = page.locator(".evidence-words")
+    expect(words.locator(".view-title")).to_contain_text("Evidence for", timeout=MINUTES)
+    wait_for_model(page)
+    settle(app_page)
+    shown = page.locator(".evidence-words").inner_text()
+    assert "unforgettable" in shown, "its tokens are one word"
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    expect(page).to_have_url(re.compile("of=tokens"), timeout=MINUTES)
+    page.get_by_role("combobox", name="Second class").click()
+    page.get_by_role("option").nth(1).click()
+    expect(page).to_have_url(re.compile("beside="), timeout=MINUTES)
+    expect(words.get_by_text(re.compile("Rank correlation with that for"))).to_have_count(1, timeout=MINUTES)
+    page.get_by_test_id("stButtonGroup").get_by_role("button", name=re.compile("Leave one out")).click()
+    expect(words.get_by_text("Leave one out").first).to_be_visible(timeout=MINUTES)
+    trust = page.locator(".st-key-text_evidence_trust")
+    trust.get_by_role("radio", name="Faithfulness").click()
+    expect(trust.locator("tbody tr")).to_have_count(
+        5, timeout=MINUTES
+    )  # two classes of two methods, and rollout
+    with page.expect_download(timeout=MINUTES) as waiting:
+        trust.get_by_role("button", name="Table as CSV").click()
+    table = Path(waiting.value.path()).read_text()
+    assert "# model sentiment" in table
+    assert table.count("random orders") >= 5
+    expect(words.get_by_text(re.compile("Areas: deletion")).first).to_be_visible(timeout=MINUTES)
+    assert app_page.errors == []
+    assert app_page.outside == []
+
+
+@pytest.mark.skipif(
+    not is_ready(find_offered("sentiment")), reason="models are not installed; run make bundled"
+)
 def test_controls_that_come_late_show_what_was_chosen(app_page: WatchedPage, app_server: Any) -> None:
     """A browser that gets its controls after a second run of the page shows the choices, and sends no others back."""
     page = app_page.page

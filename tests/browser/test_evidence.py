@@ -459,6 +459,7 @@ def test_the_page_of_a_picture(app_page: WatchedPage, app_server: Any) -> None:
     expect(page.get_by_role("combobox", name="What to export")).to_have_value(
         "Attention rollout", timeout=MINUTES
     )
+    page.wait_for_timeout(1000)  # until the page has begun to run again
     settle(app_page)
     name, data = download(page, "CSV")
     assert name == "attnscope_picture-classifier_evidence-maps_Attention-rollout.csv"
@@ -491,7 +492,7 @@ def test_the_page_of_a_text(app_page: WatchedPage, app_server: Any) -> None:
     settle(app_page)
     shown = page.locator(".evidence-words").inner_text()
     assert "unforgettable" in shown, "its tokens are one word"
-    page.get_by_role("button", name="Tokens", exact=True).click()
+    page.get_by_role("radio", name="Tokens").click()
     expect(page).to_have_url(re.compile("of=tokens"), timeout=MINUTES)
     page.get_by_role("combobox", name="Second class").click()
     page.get_by_role("option").nth(1).click()

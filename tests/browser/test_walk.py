@@ -197,7 +197,9 @@ def test_a_broken_picture_is_refused_in_words(app_page: WatchedPage) -> None:
 
     page = app_page.page
     page.get_by_role("link", name="Image").click()
+    expect(page.locator("canvas").first).to_be_visible(timeout=MINUTES)
     wait_for_model(page)
+    settle(app_page)
     page.locator("[data-testid=stFileUploaderDropzoneInput]").set_input_files(
         {"name": "cut.jpg", "mimeType": "image/jpeg", "buffer": turned_picture()[:900]}
     )

@@ -244,14 +244,20 @@ def view_of(run: ForwardPass, row: Row | None, size: int, caller: str, *, of_inp
     return View(share, "first" if chosen == "first" else str(index), index)
 
 
-def default_row(run: ForwardPass, target: Target | None = None) -> Row:
+def default_row(run: ForwardPass, target: Target | None = None, *, of_decoder: bool = False) -> Row:
     """The position from which a target, or without one the model, is best looked from.
 
     What the target itself reads where it says so (a predicted token's position, an embedding's pooling); the last
-    position for other targets of a decoder-only model; else as for ``attention``.
+    position for other targets of a decoder-only model; else as for ``attention``. A word that a decoder beside an
+    encoder predicts has a position of the decoder alone, which reads all of the encoder's: their mean.
+
+    Args:
+        of_decoder: a row of the decoder beside an encoder is asked for.
     """
     causal = "encoder" not in run.layers and "decoder" in run.layers
     if target is not None and target.kind == "token_log_probability":
+        if run.model.is_encoder_decoder and not of_decoder:
+            return "mean"
         return _integer(target.key[1])
     if target is not None and target.kind in ("concept_similarity", "embedding_similarity"):
         return "first" if target.key[2] == "first" else "mean"

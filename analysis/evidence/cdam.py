@@ -188,7 +188,15 @@ def _mean_cdam(
     """(N,): CDAM with other tokens (S, N, M) put into a layer, its mean over them.
 
     The layers below are run once a chunk for the input itself, so only the layer and those above see the batch.
+
+    Raises:
+        UnsupportedModelError: of an encoder-decoder, whose decoder reads one item.
     """
+    if run.model.is_encoder_decoder:
+        raise UnsupportedModelError(
+            f"cdam: copies of the encoder's tokens have no place in the decoder of {run.model.title}; choose CDAM "
+            "itself, or a gradient method."
+        )
     entering = run.model.module.get_submodule(run.model.attention_inputs[layer])
     chunk = max(1, TOKENS_AT_ONCE // batch.shape[1])
     total = torch.zeros_like(batch[0, :, 0])

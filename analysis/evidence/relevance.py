@@ -52,7 +52,7 @@ def relevance(
         _check_stacks(run)
         decoder = run.layers["decoder"][0].map.queries
         predicts = target.kind == "token_log_probability"
-        chosen = row if row is not None else default_row(run, target) if predicts else -1
+        chosen = row if row is not None else default_row(run, target, of_decoder=True) if predicts else -1
         view = view_of(run, chosen, decoder, "relevance", of_input=False)
         matrix = source_relevance_matrix(run, target, start_layer=start_layer)
         found = view.share.to(matrix) @ matrix

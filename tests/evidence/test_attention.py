@@ -21,8 +21,11 @@ from analysis.evidence.attention import (
     roll_gradients,
     rollout_row_map,
 )
+from analysis.evidence.cdam import integrated_cdam, smooth_cdam
 from analysis.evidence.flow import MOST_STEPS, check_size, flow_of
+from analysis.evidence.gradcam import attention_gradcam
 from analysis.evidence.passes import forward_pass
+from analysis.evidence.relevance import relevance
 from analysis.evidence.targets import class_logit, concept_similarity, token_log_probability
 from analysis.inputs import encode_text
 from analysis.models import load_model
@@ -125,6 +128,17 @@ def test_the_default_row_is_what_the_model_or_the_target_reads(gpt2, bart):
     assert default_row(picture, class_logit(0)) == "first"
     for pooling in ("first", "mean"):
         assert default_row(picture, concept_similarity(torch.ones(48), "x", pooling=pooling)) == pooling
+    word = token_log_probability(2, 7)
+    assert default_row(bart, word, of_decoder=True) == 2
+    assert default_row(bart, word) == "mean", "a position of the decoder is no row of the encoder"
+    assert (
+        gradient_rollout(bart, word).details["row"] == gradient_rollout(bart, word, row="mean").details["row"]
+    )
+    assert_close(attention_gradcam(bart, word).scores, attention_gradcam(bart, word, row="mean").scores)
+    assert relevance(bart, word).details["row"] == "2 of the decoder"
+    for method in (smooth_cdam, integrated_cdam):
+        with pytest.raises(UnsupportedModelError, match="have no place in the decoder"):
+            method(bart, word)
     assert attention(bart).details["row"] == "mean"
     assert len(attention(bart).scores) == len(bart.inputs.tokens) - 1
 

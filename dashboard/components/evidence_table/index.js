@@ -260,16 +260,6 @@ function stretched(palette) {
   return Uint8Array.from({ length: 768 }, (_, index) => palette[3 * (128 + (Math.floor(index / 3) >> 1)) + (index % 3)]);
 }
 
-/** Red, green and blue of the ground below the table. */
-function groundOf(root) {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = 1;
-  const context = canvas.getContext("2d");
-  context.fillStyle = getComputedStyle(root).backgroundColor;
-  context.fillRect(0, 0, 1, 1);
-  return [...context.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
-}
-
 export default function (component) {
   return mountView(views, EvidenceTable, component);
 }

@@ -231,16 +231,6 @@ class EvidenceWords {
   }
 }
 
-/** Red, green and blue of the ground below the words. */
-function groundOf(root) {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = 1;
-  const context = canvas.getContext("2d");
-  context.fillStyle = getComputedStyle(root).backgroundColor;
-  context.fillRect(0, 0, 1, 1);
-  return [...context.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
-}
-
 export default function (component) {
   return mountView(views, EvidenceWords, component);
 }

@@ -23,16 +23,6 @@ function paintShares(canvas, shares, width, height, { signed, lut }) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-/** Red, green and blue of the ground below a view. */
-function groundOf(root) {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = 1;
-  const context = canvas.getContext("2d");
-  context.fillStyle = getComputedStyle(root).backgroundColor;
-  context.fillRect(0, 0, 1, 1);
-  return [...context.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
-}
-
 /** What a score is, in lines for a tooltip: the raw number, its share of the largest, and which way it points. */
 function scoreLines(value, panel) {
   const share = Math.abs(value) / panel.limit;

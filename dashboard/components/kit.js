@@ -322,3 +322,13 @@ function frameHeight(parentElement, fallback) {
   const height = host.clientHeight;
   return height >= 160 ? height : fallback;
 }
+
+/** Red, green and blue of the ground below a view. */
+function groundOf(root) {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const context = canvas.getContext("2d");
+  context.fillStyle = getComputedStyle(root).backgroundColor;
+  context.fillRect(0, 0, 1, 1);
+  return [...context.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
+}

@@ -137,9 +137,11 @@ def in_turns(chosen: Subject, work: Callable[[Progress], Any]) -> Callable[[Prog
     def alternating(progress: Progress) -> Any:
         def told(done: float) -> None:
             chosen.shared.lock.release()
-            time.sleep(_TURN_SECONDS)
-            chosen.shared.lock.acquire()
-            progress(done)
+            try:
+                time.sleep(_TURN_SECONDS)
+                progress(done)  # may wait for other jobs
+            finally:
+                chosen.shared.lock.acquire()
 
         with chosen.shared.forward():
             return work(told)

@@ -3,6 +3,9 @@
 A page asks ``Jobs`` for a job by the key of what it wants, shows how far it is, and reads its answer when it has
 ended. Two sessions that want the same share one job. To stop one, its progress callback raises ``Stopped``, which
 comes out of the method; methods leave the model as it was, whatever they raise. The jobs know nothing of models.
+
+A page says at every look that somebody still waits (``Job.watch``). A job that nobody looks at any more gives way to
+one that somebody waits for, and goes on afterwards from where it was.
 """
 
 from __future__ import annotations
@@ -19,6 +22,11 @@ Progress = Callable[[float], None]
 KEPT_JOBS = 96
 """Ended jobs whose answers are kept."""
 
+WATCHED_SECONDS = 10.0
+"""How long after the last look somebody is thought to wait; pages look about once a second."""
+
+_LOOK_SECONDS = 1.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +42,7 @@ class Job:
         done: share that is done, 0 to 1.
         state: ``waiting`` for its turn, ``running``, then ``ready``, ``stopped`` or ``failed``.
         answer: of a ready job; ``error``: of a failed one.
+        seen: when a page last looked (seconds of the monotonic clock).
     """
 
     key: Hashable
@@ -42,6 +51,7 @@ class Job:
     answer: Any = None
     error: Exception | None = None
     started: float = field(default_factory=time.monotonic)
+    seen: float = field(default_factory=time.monotonic)
     _asked: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -50,8 +60,17 @@ class Job:
         """Whether it has not ended."""
         return not self._ended.is_set()
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody waits for it."""
+        return time.monotonic() - self.seen < WATCHED_SECONDS
+
+    def watch(self) -> None:
+        """Say that somebody still waits for it."""
+        self.seen = time.monotonic()
+
     def stop(self) -> None:
-        """Ask it to stop; it does at the next report of its progress."""
+        """Ask it to stop; it does at the next report of its progress, or while it waits for its turn."""
         self._asked.set()
 
     def wait(self, seconds: float) -> bool:
@@ -75,13 +94,16 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: dict[Hashable, Job] = {}
         self._lock = threading.Lock()
-        self._turn = threading.Lock()
+        self._turn = threading.Condition()
+        self._running: Job | None = None
+        self._waiting: list[Job] = []
 
     def request(self, key: Hashable, work: Callable[[Progress], Any]) -> Job:
         """The job of this key, started now if nobody has asked before.
 
         Args:
-            work: (progress) → answer; runs on a thread of its own.
+            work: (progress) → answer; runs on a thread of its own. While ``progress`` runs, other work may have the
+                model, so ``work`` must hold no lock then.
         """
         with self._lock:
             job = self._jobs.get(key)
@@ -89,6 +111,7 @@ class Jobs:
                 job = self._jobs[key] = Job(key)
                 threading.Thread(target=self._run, args=(job, work), name="evidence", daemon=True).start()
                 self._drop_old()
+            job.watch()
         return job
 
     def find(self, key: Hashable) -> Job | None:
@@ -109,11 +132,15 @@ class Jobs:
             del self._jobs[key]
 
     def _run(self, job: Job, work: Callable[[Progress], Any]) -> None:
+        def report(done: float) -> None:
+            job.report(done)
+            if not job.watched and any(other.watched for other in self._waiting):
+                self._end_turn()
+                self._take_turn(job)
+
         try:
-            with self._turn:
-                job.report(0.0)
-                job.state = "running"
-                job.answer = work(job.report)
+            self._take_turn(job)
+            job.answer = work(report)
             job.done, job.state = 1.0, "ready"
         except Stopped:
             job.state = "stopped"
@@ -121,4 +148,34 @@ class Jobs:
             _log.warning("evidence %s failed: %s", job.key, error)
             job.error, job.state = error, "failed"
         finally:
+            if self._running is job:
+                self._end_turn()
             job._ended.set()
+
+    def _take_turn(self, job: Job) -> None:
+        """Wait until no other job runs and none is before this one: watched ones first, then the older.
+
+        Raises:
+            Stopped: if somebody asks for it meanwhile.
+        """
+        job.state = "waiting"
+        with self._turn:
+            self._waiting.append(job)
+            try:
+                while self._running is not None or job is not min(self._waiting, key=_order):
+                    job.report(job.done)
+                    self._turn.wait(_LOOK_SECONDS)
+                job.report(job.done)
+                self._running, job.state = job, "running"
+            finally:
+                self._waiting.remove(job)
+                self._turn.notify_all()
+
+    def _end_turn(self) -> None:
+        with self._turn:
+            self._running = None
+            self._turn.notify_all()
+
+
+def _order(job: Job) -> tuple[bool, float]:
+    return not job.watched, job.started

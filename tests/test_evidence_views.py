@@ -354,6 +354,38 @@ def test_a_job_stops_at_its_next_report_and_can_be_run_again():
     assert again.state == "ready"
 
 
+def test_a_job_that_nobody_looks_at_gives_way_and_goes_on_afterwards():
+    jobs, started, going, order = Jobs(), threading.Event(), threading.Event(), []
+
+    def left(progress: Any) -> str:
+        started.set()
+        going.wait(10)
+        progress(0.5)
+        order.append("left")
+        return "whole"
+
+    first = jobs.request("left", left)
+    assert started.wait(10)
+    also_left = jobs.request("also left", lambda progress: order.append("also left"))
+    watched = jobs.request("watched", lambda progress: order.append("watched"))
+    first.seen = also_left.seen = -1000.0
+    going.set()
+    assert all(job.wait(10) for job in (first, also_left, watched))
+    assert order == ["watched", "left", "also left"]
+    assert (first.state, first.answer, first.done) == ("ready", "whole", 1.0)
+
+
+def test_a_job_that_waits_for_its_turn_stops_at_once():
+    jobs, going = Jobs(), threading.Event()
+    running = jobs.request("running", lambda progress: going.wait(20))
+    waiting = jobs.request("waiting", lambda progress: "never")
+    waiting.stop()
+    assert waiting.wait(5)
+    assert (waiting.state, running.active) == ("stopped", True)
+    going.set()
+    assert running.wait(10)
+
+
 def test_a_job_that_fails_keeps_its_error():
     def work(progress: Any) -> None:
         raise ValueError("occlusion: window must be smaller.")

@@ -243,11 +243,18 @@ def smooth_grad(
     )
 
 
+def default_window(run: ForwardPass) -> int:
+    """Of ``occlusion``: a word of a text; a square of 3 patches, if there are as many, because one alone hardly
+    changes a picture."""
+    grid = run.inputs.grid
+    return 1 if grid is None else min(3, grid.rows, grid.columns)
+
+
 def occlusion(
     run: ForwardPass,
     target: Target,
     *,
-    window: int = 1,
+    window: int | None = None,
     replacement: Replacement = "default",
     progress: Callable[[float], None] | None = None,
 ) -> Explanation:
@@ -257,7 +264,7 @@ def occlusion(
     A word or patch gets the mean over the windows that cover it; a word's score is shared equally between its tokens.
 
     Args:
-        window: words in a row, or the side of a square of patches.
+        window: words in a row, or the side of a square of patches; None is ``default_window``.
         replacement: what the window shows; see ``perturbation.Replacement``.
         progress: told how much is done, 0 to 1; what it raises stops the method and comes out of it.
     Raises:
@@ -267,6 +274,7 @@ def occlusion(
     grid = run.inputs.grid
     words = word_parts(run) if grid is None else []
     shape = (len(words),) if grid is None else (grid.rows, grid.columns)
+    window = default_window(run) if window is None else window
     if not 1 <= window <= max(1, min(shape)):
         raise ValueError(
             f"occlusion: window must be between 1 and {max(1, min(shape))} for this input but is {window}."

@@ -21,6 +21,7 @@ from analysis.evidence.cdam import cdam, integrated_cdam, smooth_cdam
 from analysis.evidence.explanation import Explanation
 from analysis.evidence.gradcam import attention_gradcam, gradcam
 from analysis.evidence.gradients import (
+    default_window,
     input_x_gradient,
     integrated_gradients,
     occlusion,
@@ -212,7 +213,7 @@ def _fill(option: Option, run: ForwardPass) -> Option:
 def _window(option: Option, run: ForwardPass) -> Option | None:
     grid = run.inputs.grid
     most = len(word_parts(run)) if grid is None else min(grid.rows, grid.columns)
-    return replace(option, highest=most) if most > 1 else None
+    return replace(option, default=default_window(run), highest=most) if most > 1 else None
 
 
 def _attention_layers(run: ForwardPass) -> tuple[Layer, ...]:

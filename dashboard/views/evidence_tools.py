@@ -201,6 +201,8 @@ def _any_ended(active: Sequence[tuple[str, Job]]) -> bool:
 
 
 def _watch(key: str, active: Sequence[tuple[str, Job]]) -> None:
+    for _, job in active:
+        job.watch()
     done = sum(job.done for _, job in active) / len(active)
     running = next((title for title, job in active if job.state == "running"), active[0][0])
     rest = len(active) - 1

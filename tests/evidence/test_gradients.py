@@ -224,7 +224,7 @@ def test_gradients_of_pictures_are_captums(name, dtype, attributions):
         hold(attributions.pop()[0], arrays[key], dtype)
         hold(found.scores, patches(arrays[key]), dtype)
     expected = arrays["occlusion_8x8_zero"][0, ::8, ::8].ravel()  # spread over the patch's pixels
-    hold(occlusion(run, target, replacement="zero").scores, expected, dtype)
+    hold(occlusion(run, target, window=1, replacement="zero").scores, expected, dtype)
     hold(leave_one_out(run, target, replacement="zero").scores, expected, dtype)
 
 
@@ -474,7 +474,7 @@ def test_a_planted_patch_wins():
     run = forward_pass(model, picture_inputs(values, 8))
     for found in (
         integrated_gradients(run, class_logit(2), steps=9, baseline="zero"),
-        occlusion(run, class_logit(2), replacement="zero"),
+        occlusion(run, class_logit(2), window=1, replacement="zero"),
         input_x_gradient(run, class_logit(2)),
     ):
         assert found.strongest(1) == [6]
@@ -524,7 +524,7 @@ def test_a_window_of_one_is_leave_one_out(run, kind):
     assert found.notes == words.notes
     picture, target, _ = oracle_run("vit_tabby_class1", "float64")
     patches = leave_one_out(picture, target, replacement=kind)
-    found = occlusion(picture, target, replacement=kind)
+    found = occlusion(picture, target, window=1, replacement=kind)
     assert_close(found.scores, patches.scores, rtol=1e-5, atol=1e-7)
     assert found.notes == patches.notes
     assert found.details["replacement"] == patches.details["replacement"]

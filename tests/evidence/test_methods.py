@@ -155,8 +155,9 @@ def test_layers_and_heads_are_those_of_the_model(run, text_run):
         assert layer.accepted(-1) is None
         assert layer.accepted(0) == 0
         assert head.accepted(0) == 0
-    assert offered("occlusion", "window", run).highest == 4
-    assert offered("occlusion", "window", text_run).highest == 5
+    window, words = offered("occlusion", "window", run), offered("occlusion", "window", text_run)
+    assert (window.default, window.highest) == (3, 4)
+    assert (words.default, words.highest) == (1, 5)
     with pytest.raises(ValueError, match="head must be between 0 and 2 but is 3"):
         explain("attention", run, head=3)
 

@@ -1,0 +1,1 @@
+"""What each head does: statistics, patterns, syntax, clusters, and what it is worth to the model."""

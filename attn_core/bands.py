@@ -124,7 +124,7 @@ class BandedMap(AttentionMap):
         block[item, :, at] = self.global_rows[:, heads][..., columns][item, :, token]
         return block
 
-    def _pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Piece]:
         """Runs of queries with the keys around them and the global tokens; then the global tokens with every key."""
         row, column = self._rows(), self._columns()
         of_global = torch.isin(column, self.global_tokens[0])
@@ -138,7 +138,7 @@ class BandedMap(AttentionMap):
         for run, seen in parts:
             keys = seen.nonzero()[:, 0]
             if len(keys):
-                yield run.cpu(), keys.cpu(), self._part(run, keys)[0]
+                yield run.cpu(), keys.cpu(), self._part(run, keys)[:1]
 
     def _rows(self) -> Tensor:
         return torch.arange(self.queries, device=self.band.device) if self.rows is None else self.rows

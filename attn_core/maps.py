@@ -23,7 +23,7 @@ from attn_core.functional import attention_scores
 from attn_core.masks import MaskRule
 
 Piece = tuple[Tensor, Tensor, Tensor]
-"""(r,) queries, (c,) keys, and the (H, r, c) weights between them."""
+"""(r,) queries, (c,) keys, and the (B, H, r, c) weights between them."""
 
 MEMORY_BUDGET = 256 * 2**20
 """Bytes that one n × n answer may take unless the caller says otherwise."""
@@ -175,8 +175,8 @@ class AttentionMap(ABC):
         received = torch.zeros(self.heads, self.keys)
         used = torch.zeros(self.heads)
         shift = self.keys - self.queries
-        for rows, columns, piece in self._pieces():
-            weights = piece.to("cpu", torch.float32)  # (H, r, c)
+        for rows, columns, piece in self.pieces():
+            weights = piece[0].to("cpu", torch.float32)  # (H, r, c)
             offset = columns[None, :] - (rows[:, None] + shift)  # (r, c)
             parts = {
                 "entropy": torch.special.entr(weights).sum(-1).sum(-1),
@@ -194,15 +194,15 @@ class AttentionMap(ABC):
             **{name: total / used.clamp(min=1) for name, total in sums.items()}, received=received
         )
 
-    def _pieces(self) -> Iterator[Piece]:
-        """The map in pieces, every query in one of them with all the keys that it may see."""
+    def pieces(self) -> Iterator[Piece]:
+        """The map of the whole batch in pieces, every query in one of them with all the keys that it may see."""
         columns = torch.arange(self.keys)
         for strip in self._strips():
             rows = torch.arange(strip.start, strip.stop)
-            yield rows, columns, self.block(None, strip, slice(0, self.keys))
+            yield rows, columns, self._weights(strip, slice(0, self.keys), None)
 
     def _strips(self) -> Iterator[slice]:
-        step = strip_rows(self.heads, self.keys)
+        step = strip_rows(self.batch * self.heads, self.keys)
         for start in range(0, self.queries, step):
             yield slice(start, min(start + step, self.queries))
 

@@ -172,10 +172,11 @@ class WindowedMap(AttentionMap):
                 block[place, :, query[:, None], key[None, :]] = weights
         return block
 
-    def _pieces(self) -> Iterator[Piece]:
-        yield from self._windows_of(None)
+    def pieces(self) -> Iterator[Piece]:
+        for rows, columns, weights in self._windows_of(None):
+            yield rows, columns, weights[None]
 
-    def _windows_of(self, head: int | None) -> Iterator[Piece]:
+    def _windows_of(self, head: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Every window that holds anything of the picture: its queries, its keys and (H or 1, r, c) weights."""
         every = slice(0, self.queries), slice(0, self.keys)
         together = self._together(head)

@@ -11,6 +11,9 @@ from pathlib import Path
 PICTURES = Path(__file__).resolve().parent / "sample_pictures"
 """Folder of the photographs; CREDITS.md in it says whose they are and what was changed."""
 
+CORPUS = Path(__file__).resolve().parent / "sample_corpus.txt"
+"""Sentences written for this program, one a line: what heads do is to be seen over many."""
+
 
 @dataclass(frozen=True)
 class TextSample:
@@ -321,3 +324,8 @@ def sample_picture_bytes(sample_id: str) -> bytes:
         ValueError: if there is none.
     """
     return (PICTURES / picture_sample(sample_id).file).read_bytes()
+
+
+def sample_corpus() -> tuple[str, ...]:
+    """The sentences of the sample corpus."""
+    return tuple(CORPUS.read_text(encoding="utf-8").splitlines())

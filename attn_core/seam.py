@@ -1,13 +1,14 @@
-"""The one function that every attention layer calls, and the context in which it is recorded.
+"""The one function that every attention layer calls, and the contexts in which it is recorded and edited.
 
-What is recorded is decided by a context variable, never by a global or a module attribute: a model may be shared by
-threads, and each thread sees its own recording alone.
+What is recorded and what is edited is decided by context variables, never by a global or a module attribute: a model
+may be shared by threads, and each thread sees its own recording and its own edits alone. They are read in the forward
+pass only, since backward passes may run on threads of their own.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from attn_core.bias import Bias, RelativeBias, TableBias
+from attn_core.edits import AttentionCall, HeadEdit, edited_map, gated, replaced_context
 from attn_core.flash import flash_attention
 from attn_core.functional import resolve_scale
 from attn_core.maps import AttentionMap, FactoredMap
@@ -29,7 +31,7 @@ class Recorded:
         module: the layer that called.
         map: its attention, for the whole batch.
         value: (B, G, K, E) that the weights were applied to, and ``context``: (B, H, Q, E) that came out, still part
-            of the graph; where the recording keeps the graph.
+            of the graph and before the gates of an edit; where the recording keeps the graph.
         weights: (B, H, Q, K) still part of the graph, of a layer that hands out nothing else.
     """
 
@@ -71,6 +73,29 @@ class Recording:
 
 
 _recording: ContextVar[Recording | None] = ContextVar("attn_core_recording", default=None)
+
+
+Edit = Callable[[nn.Module], HeadEdit | None]
+"""Asked at every call of a layer what becomes of its heads; None leaves them."""
+
+_editing: ContextVar[Edit | None] = ContextVar("attn_core_editing", default=None)
+
+
+@contextmanager
+def editing(edit: Edit) -> Iterator[None]:
+    """Edit heads of every layer that calls ``model_attention`` in this thread (or task) inside the block.
+
+    Goes with ``recording`` in either order: what is recorded of an edited layer shows the edited weights. Blocks
+    nest: an inner one edits alone, and the outer one goes on after it.
+
+    Args:
+        edit: asked at every call with the layer that calls; see ``attn_core.edits`` for what it may answer.
+    """
+    token = _editing.set(edit)
+    try:
+        yield
+    finally:
+        _editing.reset(token)
 
 
 @contextmanager
@@ -128,7 +153,7 @@ def model_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of a model's layer, recorded when a recording is open.
+    """Attention of a model's layer, recorded when a recording is open and edited when an edit is.
 
     Args:
         module: the layer that calls; it is only noted, never changed.
@@ -136,21 +161,34 @@ def model_attention(
             bias that depends on key − query alone the table is recorded, also where it comes as a tensor.
     Returns:
         context (B, H, Q, E).
+    Raises:
+        ValueError: if the open edit is not for this layer's heads and batch.
+        MemoryBudgetError: if a recording is open and the edited weights do not fit.
     """
     output = flash_attention(
         query, key, value, rule=rule, bias=bias, scale=scale, softcap=softcap, sinks=sinks
     )
+    call = AttentionCall(
+        query, key, value, resolve_scale(scale, query.shape[3]), rule or MaskRule(), bias, softcap, sinks
+    )
+    asked = _editing.get()
+    edit = (None if asked is None else asked(module)) or HeadEdit()
+    context = replaced_context(call, output.context, edit)
     record = _recording.get()
     if record is not None:
-        factored = FactoredMap(
-            query=query.detach(),
-            key=key.detach(),
-            lse=output.lse.detach(),
-            scale=resolve_scale(scale, query.shape[3]),
-            rule=rule or MaskRule(),
-            bias=record.smallest(bias),
-            softcap=softcap,
-        )
-        kept = (value.detach(), output.context) if record.graph else (None, None)
-        record.calls.append(Recorded(module, factored, *kept))
-    return output.context
+        found = edited_map(call, edit) if edit.replaced else _factored(call, output.lse, record)
+        kept = (value.detach(), context) if record.graph else (None, None)
+        record.calls.append(Recorded(module, found, *kept))
+    return gated(call, context, edit)
+
+
+def _factored(call: AttentionCall, lse: Tensor, record: Recording) -> FactoredMap:
+    return FactoredMap(
+        query=call.query.detach(),
+        key=call.key.detach(),
+        lse=lse.detach(),
+        scale=call.scale,
+        rule=call.rule,
+        bias=record.smallest(call.bias),
+        softcap=call.softcap,
+    )

@@ -45,7 +45,7 @@ LIGHT_MODULES = (
     "analysis.images",
     "analysis.words",
 )
-HEAVY = {"torch", "transformers", "captum", "onnx", "scipy", "matplotlib", "bertviz"}
+HEAVY = {"torch", "transformers", "captum", "onnx", "scipy", "sklearn", "matplotlib", "bertviz"}
 """Libraries that the first page must not wait for."""
 
 FIRST_PAGE = (
@@ -56,7 +56,7 @@ FIRST_PAGE = (
 )
 """What Streamlit runs; it starts pages by their path, not by an import."""
 
-DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 """Packages whose import name differs from their name in requirements.txt."""
 
 

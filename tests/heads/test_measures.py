@@ -1,4 +1,4 @@
-"""Statistics of heads: the papers' oracles, closed forms, and the same numbers whatever the batch, padding or pieces."""
+"""Statistics of heads: the papers' oracles, closed forms, the same numbers whatever the batch, padding or pieces."""
 
 from __future__ import annotations
 

@@ -1,0 +1,310 @@
+"""Other weights, or another strength, for chosen heads of a layer: what ``attn_core.seam.editing`` applies.
+
+A ``HeadEdit`` says what becomes of one layer. Functions make them (``uniform``, ``gate``), ``combined`` joins them,
+and a new kind of edit is one more function that hands out a ``Replacement`` with its own rows of weights. Heads are
+query heads, also where they share keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attn_core.bias import Bias, bias_block
+from attn_core.checks import check_index, check_ndim
+from attn_core.errors import MemoryBudgetError
+from attn_core.flash.tiled import strip_rows
+from attn_core.functional import at_least_float32, attention_scores, masked_softmax, repeat_groups
+from attn_core.maps import MEMORY_BUDGET, DenseMap
+from attn_core.masks import MaskRule
+
+FORBIDDING = -1e4
+"""A bias at or below this is a mask that a model wrote out: they add the smallest number of the type, or −10,000."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """What a layer handed to ``attn_core.seam.model_attention``.
+
+    Attributes:
+        query: (B, H, Q, D).
+        key, value: (B, G, K, D) and (B, G, K, E); G divides H.
+        scale: the factor itself, never None.
+        rule, bias, softcap, sinks: as in ``attn_core.functional.attention``.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    rule: MaskRule = field(default_factory=MaskRule)
+    bias: Bias | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, H, Q, K)."""
+        batch, heads, queries, _ = self.query.shape
+        return batch, heads, queries, self.key.shape[2]
+
+    @cached_property
+    def written_mask(self) -> Tensor | None:
+        """The bias, where a mask is written into it."""
+        written = isinstance(self.bias, Tensor) and bool((self.bias <= FORBIDDING).any())
+        return self.bias if written and isinstance(self.bias, Tensor) else None
+
+    def strips(self) -> Iterator[slice]:
+        """Runs of queries that are small enough to hold all their weights at once."""
+        batch, heads, queries, keys = self.shape
+        step = strip_rows(batch * heads, keys)
+        for start in range(0, max(queries, 1), step):
+            yield slice(start, min(start + step, queries))
+
+    def allowed(self, rows: slice) -> Tensor | None:
+        """Which keys a mask allows, be it the rule or written into the bias: bool that broadcasts to (B, H, r, K).
+
+        None when every key is allowed.
+        """
+        found = self._by_rule(rows)
+        mask = bias_block(self.written_mask, rows, slice(None))
+        if mask is None:
+            return found
+        free = mask > FORBIDDING
+        return free if found is None else found & free
+
+    def own_weights(self, rows: slice) -> Tensor:
+        """(B, H, r, K): the layer's own weights of some queries, at least float32."""
+        scores = attention_scores(
+            at_least_float32(self.query[:, :, rows]),
+            at_least_float32(self.key),
+            scale=self.scale,
+            softcap=self.softcap,
+            bias=bias_block(self.bias, rows, slice(None)),
+        )
+        return masked_softmax(scores, self._by_rule(rows), sinks=self.sinks)[0]
+
+    def _by_rule(self, rows: slice) -> Tensor | None:
+        _, _, queries, keys = self.shape
+        row, column = (torch.arange(n, device=self.query.device) for n in (queries, keys))
+        return self.rule.allowed(row[rows], column, queries=queries, keys=keys)
+
+
+RowWeights = Callable[[AttentionCall, slice], Tensor]
+"""(call, rows) → weights of these queries, which broadcast to (B, H, r, K). Gradients go through them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """Weights that take the place of the heads' own.
+
+    Attributes:
+        heads: (B, H) or (1, H) bool, or float: how much of the head's weights is replaced, 0 none and 1 all.
+        weights: the new ones.
+        context: (call) → the new weights applied to the value, broadcasting to (B, H, Q, E), where there is a shorter
+            way than row by row.
+    """
+
+    heads: Tensor
+    weights: RowWeights
+    context: Callable[[AttentionCall], Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class HeadEdit:
+    """What becomes of the heads of one layer.
+
+    Attributes:
+        replaced: other weights, one after the other.
+        factors: (B, H) or (1, H) that the context of each head is multiplied by after that; None = 1.
+    """
+
+    replaced: tuple[Replacement, ...] = ()
+    factors: Tensor | None = None
+
+
+# What may be done to heads ---------------------------------------------------------------------------------------
+
+
+def uniform(heads: Tensor) -> HeadEdit:
+    """Chosen heads attend alike to every key that the mask allows; a row with nothing allowed stays 0.
+
+    Args:
+        heads: (B, H) or (1, H) bool, or float: how far towards uniform, 0 not at all and 1 wholly.
+    Raises:
+        TypeError, ValueError: if ``heads`` is no such tensor.
+    """
+    return HeadEdit(replaced=(Replacement(_checked(heads, "uniform: heads"), _uniform_rows, _mean_value),))
+
+
+def gate(factors: Tensor) -> HeadEdit:
+    """The context of each head is multiplied by a number: ξ_h of Michel, Levy & Neubig 2019, section 2.3.
+
+    0 removes a head and 1 leaves it bit for bit; gradients reach the numbers.
+
+    Args:
+        factors: (B, H) or (1, H) float, or bool: True keeps the head.
+    Raises:
+        TypeError, ValueError: if ``factors`` is no such tensor.
+    """
+    return HeadEdit(factors=_checked(factors, "gate: factors"))
+
+
+def combined(*edits: HeadEdit) -> HeadEdit:
+    """All of these on one layer: weights in the order given, then the product of the gates."""
+    factors: Tensor | None = None
+    for edit in edits:
+        if edit.factors is not None:
+            factors = edit.factors if factors is None else factors * edit.factors
+    return HeadEdit(tuple(new for edit in edits for new in edit.replaced), factors)
+
+
+# Applying them ---------------------------------------------------------------------------------------------------
+
+
+def replaced_context(call: AttentionCall, context: Tensor, edit: HeadEdit) -> Tensor:
+    """(B, H, Q, E): the context with the edit's weights in place of the heads' own; gates do not count.
+
+    Args:
+        context: (B, H, Q, E) of the layer's own weights.
+    Raises:
+        ValueError: if an edit is not for this batch and these heads.
+    """
+    for new in edit.replaced:
+        share = per_head(new.heads, call, context)
+        other = _applied(call, new.weights) if new.context is None else new.context(call)
+        context = (1 - share) * context + share * other  # exact at 0 and at 1
+    return context
+
+
+def gated(call: AttentionCall, context: Tensor, edit: HeadEdit) -> Tensor:
+    """(B, H, Q, E): the context times the edit's gates.
+
+    Raises:
+        ValueError: if the gates are not for this batch and these heads.
+    """
+    return context if edit.factors is None else context * per_head(edit.factors, call, context)
+
+
+def edited_map(call: AttentionCall, edit: HeadEdit, *, budget: int = MEMORY_BUDGET) -> EditedMap:
+    """The weights as the edit leaves them, for the whole batch.
+
+    Raises:
+        MemoryBudgetError: if they would take more than ``budget`` bytes.
+    """
+    batch, heads, queries, keys = call.shape
+    needed = batch * heads * queries * keys * 4
+    if needed > budget:
+        raise MemoryBudgetError(
+            f"edited_map: the edited weights of {batch * heads} maps of {queries} × {keys} take "
+            f"{needed / 2**20:,.0f} MiB, more than the budget of {budget / 2**20:,.0f} MiB; run the edited model "
+            "without recording it, or on a shorter input."
+        )
+    strips = []
+    with torch.no_grad():
+        for rows in call.strips():
+            weights = call.own_weights(rows)
+            for new in edit.replaced:
+                share = per_head(new.heads, call, weights)
+                weights = (1 - share) * weights + share * new.weights(call, rows).to(weights)
+            strips.append(weights)
+    valid = call.rule.key_valid
+    return EditedMap(
+        stored=torch.cat(strips, dim=2),
+        row_valid=valid if queries == keys else None,
+        key_valid=valid,
+        groups=call.key.shape[1],
+        rule=call.rule,
+    )
+
+
+@dataclass(frozen=True)
+class EditedMap(DenseMap):
+    """The weights of a layer after an edit.
+
+    Attributes:
+        rule: the layer's mask, which tells padding and direction of a layer as in a ``FactoredMap``.
+    """
+
+    rule: MaskRule = field(default_factory=MaskRule)
+
+    def item(self, index: int, *, rows: Tensor | None = None, columns: Tensor | None = None) -> EditedMap:
+        index = check_index(index, self.batch, "AttentionMap.item: index")
+        rows = _kept(self.row_valid, index, self.queries) if rows is None else rows
+        columns = _kept(self.key_valid, index, self.keys) if columns is None else columns
+        cut = super().item(index, rows=rows, columns=columns)
+        rule = self.rule.select(index, rows, columns, queries=self.queries, keys=self.keys)
+        return replace(self, stored=cut.stored, row_valid=None, key_valid=None, rule=rule)
+
+
+def per_head(numbers: Tensor, call: AttentionCall, like: Tensor) -> Tensor:
+    """(B or 1, H, 1, 1) in the type and on the device of ``like``.
+
+    Raises:
+        ValueError: if they are not for this batch and these heads.
+    """
+    batch, heads = call.shape[:2]
+    if numbers.ndim != 2 or numbers.shape[0] not in (1, batch) or numbers.shape[1] != heads:
+        raise ValueError(
+            f"HeadEdit: heads and factors must be (1, {heads}) or ({batch}, {heads}), one number for each query head "
+            f"of each item, but are {tuple(numbers.shape)}; make them for this layer and batch."
+        )
+    return numbers.to(like)[:, :, None, None]
+
+
+def _checked(numbers: Tensor, name: str) -> Tensor:
+    check_ndim(numbers, 2, name)
+    if numbers.dtype != torch.bool and not numbers.is_floating_point():
+        raise TypeError(
+            f"{name} must be bool or float but is {numbers.dtype}; call .bool() or .float() first."
+        )
+    return numbers
+
+
+def _kept(valid: Tensor | None, index: int, size: int) -> Tensor:
+    return torch.arange(size) if valid is None else valid[index % valid.shape[0]].nonzero()[:, 0]
+
+
+def _applied(call: AttentionCall, weights: RowWeights) -> Tensor:
+    """(B, H, Q, E): rows of weights times the value, a strip at a time; each group once where heads are alike."""
+    parts = []
+    for rows in call.strips():
+        strip = weights(call, rows).to(call.value.dtype)
+        value = call.value if strip.shape[1] == 1 else repeat_groups(call.value, call.shape[1])
+        parts.append(strip @ value)  # (B, H or G, r, E)
+    return repeat_groups(torch.cat(parts, dim=2), call.shape[1])
+
+
+# Uniform weights
+
+
+def _uniform_rows(call: AttentionCall, rows: slice) -> Tensor:
+    """(B or 1, H or 1, r, K) uniform over what is allowed."""
+    allowed = call.allowed(rows)
+    if allowed is None:
+        shape = (1, 1, rows.stop - rows.start, call.shape[3])
+        allowed = torch.ones(shape, dtype=torch.bool, device=call.query.device)
+    counted = allowed.to(at_least_float32(call.query).dtype)
+    return counted / counted.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _mean_value(call: AttentionCall) -> Tensor:
+    """(B, H, Q, E): the mean of the values that each query may see; a running mean where the mask is that simple."""
+    rule, (_, heads, queries, keys) = call.rule, call.shape
+    if rule.window is not None or rule.predicate is not None or call.written_mask is not None or not keys:
+        return _applied(call, _uniform_rows)
+    value = at_least_float32(call.value)  # (B, G, K, E)
+    valid = torch.ones(1, keys, dtype=torch.bool, device=value.device)
+    valid = (valid if rule.key_valid is None else rule.key_valid)[:, None, :, None]
+    total, count = value.masked_fill(~valid, 0.0), valid.to(value.dtype)
+    if rule.causal:
+        seen = torch.arange(queries, device=value.device) + keys - queries  # last key that a query sees
+        some = (seen >= 0)[:, None]
+        total, count = ((part.cumsum(2)[:, :, seen.clamp(min=0)] * some) for part in (total, count))
+    else:
+        total, count = (part.sum(2, keepdim=True).expand(-1, -1, queries, -1) for part in (total, count))
+    return repeat_groups((total / count.clamp(min=1)).to(call.value.dtype), heads)

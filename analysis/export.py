@@ -27,6 +27,8 @@ from analysis.figure_data import (
     EvidencePanel,
     EvidenceWords,
     Figure,
+    HeadGrid,
+    HeadNumbers,
     HeadView,
     MatrixView,
     ModelView,
@@ -67,6 +69,7 @@ KINDS: Mapping[type, str] = {
     PatchMaps: "patch_maps",
     EvidenceMaps: "evidence_maps",
     EvidenceWords: "evidence_words",
+    HeadGrid: "head_grid",
 }
 """Names of the figure records inside files and file names."""
 
@@ -135,6 +138,7 @@ _ROW_COUNTS: Mapping[type, Callable[[Any], int]] = {
     PatchMaps: lambda view: int(view.maps.size),
     EvidenceMaps: lambda view: int(view.maps.size),
     EvidenceWords: lambda view: int(view.scores.size),
+    HeadGrid: lambda view: int(view.best.size),
 }
 """At most how many rows the CSV file of a figure has, found without writing it."""
 
@@ -266,6 +270,13 @@ def _array_summary(array: NDArray[Any]) -> dict[str, Any]:
     return {"shape": list(array.shape), "dtype": str(exact.dtype), "sha256": digest}
 
 
+def _numbers_summary(numbers: HeadNumbers) -> dict[str, Any]:
+    """A statistic of every head without its numbers."""
+    arrays = {"values": numbers.values, "low": numbers.low, "high": numbers.high}
+    summaries = {name: None if array is None else _array_summary(array) for name, array in arrays.items()}
+    return {"key": numbers.key, "title": numbers.title, "unit": numbers.unit, **summaries}
+
+
 def _is_labels(value: object) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(entry, TokenLabel) for entry in value)
 
@@ -282,6 +293,8 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, EvidencePanel):
         return _plain(dataclasses.asdict(value))
+    if isinstance(value, HeadNumbers):
+        return _numbers_summary(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
@@ -296,6 +309,8 @@ def _write_json(figure: Figure, provenance: Provenance) -> bytes:
     document = figure_document(figure, provenance)
     for name, labels in _label_sets(figure).items():
         document.setdefault("tokens", {})[name] = [dataclasses.asdict(label) for label in labels]
+    if isinstance(figure, HeadGrid):
+        document["heads"] = _head_entries(figure)
     return (json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n").encode()
 
 
@@ -335,6 +350,8 @@ def _write_npz(figure: Figure, provenance: Provenance) -> bytes:
     if isinstance(figure, EvidenceMaps | EvidenceWords):
         arrays["methods"] = _strings(panel.method for panel in figure.panels)
         arrays["targets"] = _strings(panel.target for panel in figure.panels)
+    if isinstance(figure, HeadGrid):
+        arrays.update(_head_arrays(figure))
     if isinstance(figure, ModelView) and figure.shapes is not None:
         arrays["shapes"] = np.array(figure.shapes, dtype=np.int64)  # (L, 3)
     arrays["provenance"] = np.array(document_text(figure, provenance))
@@ -437,6 +454,76 @@ def _evidence_table_rows(view: EvidenceWords) -> Iterator[str]:
                 yield f"{method},{place},{word},{share},{label},{value}"
 
 
+def _head_grid_rows(view: HeadGrid, provenance: Provenance) -> Iterator[str]:
+    """A row a head; the columns of a statistic have its key, and ``_low`` and ``_high`` where it has an interval."""
+    stable = np.full(view.best.shape, np.nan) if view.stable is None else view.stable
+    columns: dict[str, NDArray[Any]] = {"score": view.scores, "margin": view.margins, "stable": stable}
+    for number in view.numbers:
+        for name, values in (("", number.values), ("_low", number.low), ("_high", number.high)):
+            if values is not None:
+                columns[f"{number.key}{name}"] = values
+    yield ",".join(["layer,head,class,variant", *map(_column_name, columns)])
+    cells = [_numbers(values) for values in columns.values()]
+    for place, (layer, head) in enumerate(np.ndindex(view.best.shape)):
+        names = csv_cell(view.classes[view.best[layer, head]]), csv_cell(view.variants[layer][head])
+        yield ",".join([str(layer), str(head), *names, *(texts[place] for texts in cells)])
+
+
+def _column_name(name: str) -> str:
+    """A name as it is where it is a plain word, else as a cell."""
+    return name if re.fullmatch(r"\w+", name) else csv_cell(name)
+
+
+def _head_arrays(view: HeadGrid) -> dict[str, NDArray[Any]]:
+    """Texts and statistics of a grid: ``number_values``, ``number_low`` and ``number_high`` are (n, L, H)."""
+    nothing = np.full(view.best.shape, np.nan)
+    ends = {"values": [number.values for number in view.numbers]}
+    for name in ("low", "high"):
+        found = [getattr(number, name) for number in view.numbers]
+        ends[name] = [nothing if end is None else end for end in found]
+    shape = (len(view.numbers), *view.best.shape)
+    return {
+        "classes": _strings(view.classes),
+        "variants": _strings(name for row in view.variants for name in row).reshape(view.best.shape),
+        **{
+            f"number_{name}s": _strings(getattr(each, name) for each in view.numbers)
+            for name in ("key", "title", "unit")
+        },
+        **{
+            f"number_{name}": np.asarray(part, dtype=np.float32).reshape(shape) for name, part in ends.items()
+        },
+    }
+
+
+def _head_entries(view: HeadGrid) -> list[dict[str, Any]]:
+    """Everything that is known of each head, one after another; numbers as the nearest float32, None for no value."""
+
+    def told(array: NDArray[Any] | None, place: tuple[int, ...]) -> float | None:
+        value = np.nan if array is None else np.float32(array[place])
+        return float(str(value)) if np.isfinite(value) else None
+
+    return [
+        {
+            "layer": place[0],
+            "head": place[1],
+            "class": view.classes[view.best[place]],
+            "variant": view.variants[place[0]][place[1]],
+            "score": told(view.scores, place),
+            "margin": told(view.margins, place),
+            "stable": told(view.stable, place),
+            "statistics": {
+                number.key: {
+                    "value": told(number.values, place),
+                    "low": told(number.low, place),
+                    "high": told(number.high, place),
+                }
+                for number in view.numbers
+            },
+        }
+        for place in np.ndindex(view.best.shape)
+    ]
+
+
 def _panel_cells(panels: Sequence[EvidencePanel]) -> list[str]:
     return [
         f"{index},{csv_cell(panel.method)},{csv_cell(panel.target)}" for index, panel in enumerate(panels)
@@ -473,6 +560,7 @@ _ROWS: Mapping[type, Callable[[Any, Provenance], Iterator[str]]] = {
     PatchMaps: _patch_map_rows,
     EvidenceMaps: _evidence_map_rows,
     EvidenceWords: _evidence_word_rows,
+    HeadGrid: _head_grid_rows,
 }
 
 _WRITERS: Mapping[str, Callable[[Figure, Provenance], bytes]] = {

@@ -286,7 +286,60 @@ class EvidenceWords:
     probabilities: Floats | None = None
 
 
-Figure = HeadView | ModelView | MatrixView | TokenScores | PatchMaps | EvidenceMaps | EvidenceWords
+@dataclass(frozen=True)
+class HeadNumbers:
+    """One statistic of every head.
+
+    Attributes:
+        title, unit: what it is, such as "Entropy" in "nats"; ``key``: its name in files.
+        values: (L, H); NaN where there is none.
+        low, high: (L, H) 95 % interval over the inputs, or None.
+    """
+
+    key: str
+    title: str
+    unit: str
+    values: Floats
+    low: Floats | None = None
+    high: Floats | None = None
+
+
+@dataclass(frozen=True)
+class HeadGrid:
+    """Every head of a model, layers down and heads across, coloured by what it is for.
+
+    Attributes:
+        classes: C titles of classes, in the order of their colours; heterogeneous is the last.
+        best: (L, H) index of each head's class.
+        variants: L rows of H names, such as "previous" of a positional head; "" where there is none.
+        scores, margins: (L, H): how well the class fits, 0 to 1, and how far the next class is behind.
+        numbers: statistics, for tooltips and files.
+        thumbnails: (L, H, r, c) the heads' maps over one input: queries down and keys across, or the patches of a
+            picture; None where there are none.
+        stable: (L, H) share of samples of the inputs in which the head keeps its class, or None for one input.
+        shown: indices of the classes that are drawn; others are pale. None is all.
+        marked: (layer, head), or None.
+        title: what the grid is over, such as "200 texts, 9,412 tokens".
+        kind: of attention.
+        notes: what a reader must know, such as that one input is no evidence.
+    """
+
+    classes: tuple[str, ...]
+    best: NDArray[np.int64]
+    variants: tuple[tuple[str, ...], ...]
+    scores: Floats
+    margins: Floats
+    numbers: tuple[HeadNumbers, ...] = ()
+    thumbnails: Floats | None = None
+    stable: Floats | None = None
+    shown: tuple[int, ...] | None = None
+    marked: tuple[int, int] | None = None
+    title: str = ""
+    kind: Literal["encoder", "decoder", "cross"] = "encoder"
+    notes: tuple[str, ...] = ()
+
+
+Figure = HeadView | ModelView | MatrixView | TokenScores | PatchMaps | EvidenceMaps | EvidenceWords | HeadGrid
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from analysis.figure_data import (
     EvidenceMaps,
     EvidenceWords,
     Figure,
+    HeadGrid,
     HeadView,
     MatrixView,
     ModelView,
@@ -33,6 +34,7 @@ from analysis.figure_data import (
 )
 from analysis.pairs import PAIR_NAMES, Side, in_filter
 from analysis.visible_evidence import maps_in_words, texts_in_words
+from analysis.visible_heads import grid_in_words
 
 PICTURE_CELLS = 1024
 """Most cells along one side of a drawn matrix; larger ones are max-pooled for the picture, never for the data."""
@@ -420,6 +422,7 @@ _WORDS: Mapping[type, Callable[[Any], str]] = {
     PatchMaps: _patch_maps_words,
     EvidenceMaps: maps_in_words,
     EvidenceWords: texts_in_words,
+    HeadGrid: grid_in_words,
 }
 
 

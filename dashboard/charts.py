@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.figure_data import HEAD_COLOURS, EvidenceWords, TokenScores
+from analysis.figure_data import HEAD_COLOURS, EvidenceWords, HeadGrid, HeadNumbers, TokenScores
 from analysis.visible import above_scale, score_limits, short_label, visible_text
 from analysis.visible_evidence import AGAINST, FOR, UNSIGNED, drawn_scores
+from analysis.visible_heads import class_colour
 from dashboard.colour_maps import colour_table
 
 if TYPE_CHECKING:
@@ -270,6 +271,202 @@ def _short_part(name: str) -> str:
     """A part of a model by the end of its name, such as "layer.5"."""
     parts = name.split(".")
     return ".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
+
+
+# Heads --------------------------------------------------------------------------------------------------------------
+
+HEAD_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "cross")
+"""Of the classes in turn, so that colour never tells alone."""
+
+
+def _by_class(grid: HeadGrid, places: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
+    """Indices of heads by the index of their class."""
+    found: dict[int, list[int]] = {}
+    for index, place in enumerate(places):
+        found.setdefault(int(grid.best[place]), []).append(index)
+    return dict(sorted(found.items()))
+
+
+def _every_head(grid: HeadGrid) -> list[tuple[int, int]]:
+    layers, heads = grid.best.shape
+    return [(layer, head) for layer in range(layers) for head in range(heads)]
+
+
+def _head_in_words(grid: HeadGrid, place: tuple[int, int]) -> str:
+    variant = grid.variants[place[0]][place[1]]
+    title = grid.classes[int(grid.best[place])] + (f" ({variant})" if variant else "")
+    return f"layer {place[0]} · head {place[1]}: {title}"
+
+
+def _points(
+    figure: go.Figure,
+    grid: HeadGrid,
+    places: Sequence[tuple[int, int]],
+    across: NDArray[np.float64],
+    up: NDArray[np.float64],
+    told: str,
+    sizes: NDArray[np.float64] | None = None,
+) -> None:
+    """Heads as points, a trace a class."""
+    for index, found in _by_class(grid, places).items():
+        title = grid.classes[index]
+        pale = grid.shown is not None and index not in grid.shown
+        names = [
+            _literal(f"layer {places[i][0]} · head {places[i][1]}: {title}")
+            + (
+                f" ({_literal(grid.variants[places[i][0]][places[i][1]])})"
+                if grid.variants[places[i][0]][places[i][1]]
+                else ""
+            )
+            for i in found
+        ]
+        figure.add_scatter(
+            x=across[found],
+            y=up[found],
+            mode="markers",
+            name=_literal(title),
+            text=names,
+            marker={
+                "color": class_colour(index, len(grid.classes)),
+                "symbol": HEAD_SYMBOLS[index % len(HEAD_SYMBOLS)],
+                "size": 9 if sizes is None else sizes[found],
+                "opacity": 0.15 if pale else 0.85,
+                "line": {"width": 0.5, "color": CHART_TEXT},
+            },
+            hovertemplate=f"%{{text}}<br>{told}<extra></extra>",
+        )
+
+
+def heads_scatter(
+    grid: HeadGrid, across: HeadNumbers, up: HeadNumbers, size: HeadNumbers | None = None
+) -> go.Figure:
+    """Every head by two statistics, coloured by class; the area of a point grows with |size|."""
+    import plotly.graph_objects as go
+
+    places, figure = _every_head(grid), go.Figure()
+    sizes = None
+    if size is not None:
+        shares = np.abs(np.nan_to_num(size.values.ravel().astype(np.float64)))
+        sizes = 5 + 23 * np.sqrt(shares / (shares.max() or 1.0))
+    told = f"{_literal(across.title)} %{{x:.4g}} {across.unit}<br>{_literal(up.title)} %{{y:.4g}} {up.unit}"
+    x, y = (each.values.ravel().astype(np.float64) for each in (across, up))
+    _points(figure, grid, places, x, y, told, sizes)
+    return figure.update_layout(
+        **_PLAIN,
+        width=820,
+        height=520,
+        xaxis=_axis(f"{across.title} ({across.unit})"),
+        yaxis=_axis(f"{up.title} ({up.unit})"),
+    )
+
+
+def _axis(title: str) -> dict[str, Any]:
+    return {
+        "title": {"text": _literal(title), "font": {"size": 11}},
+        "gridcolor": GRID,
+        "zerolinecolor": GRID,
+        "automargin": True,
+    }
+
+
+def heads_by_layer(grid: HeadGrid) -> go.Figure:
+    """How many heads of each class every layer has, as stacked bars."""
+    import plotly.graph_objects as go
+
+    figure, layers = go.Figure(), grid.best.shape[0]
+    for index, title in enumerate(grid.classes):
+        counts = (grid.best == index).sum(1)
+        if counts.any():
+            figure.add_bar(
+                x=list(range(layers)),
+                y=counts,
+                name=_literal(title),
+                marker={"color": class_colour(index, len(grid.classes))},
+                hovertemplate=f"layer %{{x}}: %{{y}} {_literal(title)}<extra></extra>",
+            )
+    return figure.update_layout(
+        **_PLAIN,
+        barmode="stack",
+        bargap=0.25,
+        width=540,
+        height=270,
+        xaxis={**_axis("layer"), "dtick": max(1, layers // 16)},
+        yaxis={**_axis("heads")},
+    )
+
+
+def statistic_by_layer(grid: HeadGrid, number: HeadNumbers) -> go.Figure:
+    """Every head of each layer by one statistic, coloured by class, and the layer's mean as a line."""
+    import plotly.graph_objects as go
+
+    places, figure = _every_head(grid), go.Figure()
+    values = number.values.astype(np.float64)
+    layers = np.array([layer for layer, _ in places], dtype=np.float64)
+    told = f"{_literal(number.title)} %{{y:.4g}} {number.unit}"
+    _points(figure, grid, places, layers, values.ravel(), told)
+    counted = np.maximum((~np.isnan(values)).sum(1), 1)
+    figure.add_scatter(
+        x=list(range(len(values))),
+        y=np.nansum(values, axis=1) / counted,
+        mode="lines",
+        name="mean",
+        line={"color": CHART_TEXT, "width": 2},
+        hovertemplate="layer %{x}: mean %{y:.4g}<extra></extra>",
+    )
+    return figure.update_layout(
+        **_PLAIN,
+        width=540,
+        height=270,
+        showlegend=False,
+        xaxis={**_axis("layer"), "dtick": max(1, len(values) // 16)},
+        yaxis=_axis(f"{number.title} ({number.unit})"),
+    )
+
+
+def heads_plane(grid: HeadGrid, places: Sequence[tuple[int, int]], points: NDArray[Any]) -> go.Figure:
+    """Heads in the plane, alike ones near each other, coloured by class; axes mean nothing by themselves."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    _points(figure, grid, places, points[:, 0], points[:, 1], "")
+    bare = {"showticklabels": False, "gridcolor": GRID, "zeroline": False}
+    return figure.update_layout(
+        **_PLAIN, width=620, height=520, xaxis=bare, yaxis={**bare, "scaleanchor": "x", "scaleratio": 1}
+    )
+
+
+def heads_distances(
+    grid: HeadGrid,
+    places: Sequence[tuple[int, int]],
+    distances: NDArray[np.float64],
+    order: NDArray[np.int64],
+) -> go.Figure:
+    """Distances of every two heads, alike ones next to each other."""
+    import plotly.graph_objects as go
+
+    names = [
+        f"{places[i][0]} · {places[i][1]} {_literal(grid.classes[int(grid.best[places[i]])])}" for i in order
+    ]
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.float32(distances[np.ix_(order, order)]),
+            x=list(range(len(order))),
+            y=list(range(len(order))),
+            customdata=np.array([[f"{one}<br>{other}" for other in names] for one in names], dtype=object),
+            colorscale=_plotly_scale(colour_table("viridis")[::-1]),
+            zmin=0,
+            colorbar={"thickness": 10, "outlinewidth": 0, "title": {"text": "nats", "font": {"size": 11}}},
+            hovertemplate="%{customdata}<br><b>%{z:.3f}</b><extra></extra>",
+        )
+    )
+    bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "ticks": ""}
+    return figure.update_layout(
+        **_PLAIN,
+        width=520,
+        height=460,
+        xaxis=bare,
+        yaxis={**bare, "autorange": "reversed", "scaleanchor": "x"},
+    )
 
 
 GRID = "rgba(127, 134, 143, 0.28)"

@@ -113,7 +113,7 @@ def requested(chosen: Subject, method: str, target: Target | None, options: Opti
 
         return explain(method, chosen.run, target, progress=progress, **dict(options))
 
-    return jobs().request(job_key(chosen, method, target, options), in_turns(chosen, work))
+    return jobs().request(job_key(chosen, method, target, options), in_turns(chosen.shared, work))
 
 
 def measured(chosen: Subject, what: tuple[Hashable, ...], work: Callable[[Progress], Any]) -> Job:
@@ -123,7 +123,7 @@ def measured(chosen: Subject, what: tuple[Hashable, ...], work: Callable[[Progre
         what: tells it apart from all others of this subject.
         work: (progress) → answer; it runs the model.
     """
-    return jobs().request(measurement_key(chosen, what), in_turns(chosen, work))
+    return jobs().request(measurement_key(chosen, what), in_turns(chosen.shared, work))
 
 
 def measurement_key(chosen: Subject, what: tuple[Hashable, ...]) -> Hashable:
@@ -131,19 +131,19 @@ def measurement_key(chosen: Subject, what: tuple[Hashable, ...]) -> Hashable:
     return chosen.key, "measured", *what
 
 
-def in_turns(chosen: Subject, work: Callable[[Progress], Any]) -> Callable[[Progress], Any]:
+def in_turns(shared: SharedModel, work: Callable[[Progress], Any]) -> Callable[[Progress], Any]:
     """Work that holds the model, and lets others have it between two of its passes."""
 
     def alternating(progress: Progress) -> Any:
         def told(done: float) -> None:
-            chosen.shared.lock.release()
+            shared.lock.release()
             try:
                 time.sleep(_TURN_SECONDS)
                 progress(done)  # may wait for other jobs
             finally:
-                chosen.shared.lock.acquire()
+                shared.lock.acquire()
 
-        with chosen.shared.forward():
+        with shared.forward():
             return work(told)
 
     return alternating

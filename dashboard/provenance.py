@@ -8,8 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from analysis.export import panel_notes
-from analysis.figure_data import EvidenceMaps, EvidenceWords, Provenance
+from analysis.figure_data import EvidenceMaps, EvidenceWords, HeadGrid, Provenance
 from dashboard.evidence_choices import MethodOptions
+from dashboard.heads_choices import HeadsChoices
 
 VERSION = "0.1.0"
 """Of this program, as pyproject.toml has it."""
@@ -110,6 +111,40 @@ def evidence_provenance(
             "options": _options_in_words(options, methods) or None,
         },
         notes=(*notes, *measured),
+    )
+
+
+def heads_provenance(
+    figure: HeadGrid,
+    model: str,
+    revision: str,
+    input: str,
+    notes: Sequence[str],
+    *,
+    choices: HeadsChoices,
+) -> Provenance:
+    """The record of a grid of heads: what it is over, whose classes, and which thresholds were moved.
+
+    Args:
+        input: of the page, which importance and the little maps are of.
+    """
+    layers, heads = figure.best.shape
+    kovaleva = choices.scheme == "kovaleva"
+    moved = ", ".join(f"{key}={value:g}" for key, value in choices.thresholds)
+    return provenance(
+        model=model,
+        revision=revision,
+        input=input,
+        layer=layer_in_words(None, layers),
+        heads=f"all {heads}",
+        method="head patterns (Kovaleva et al. 2019)" if kovaleva else "head patterns",
+        settings={
+            "over": figure.title,
+            "attention": figure.kind,
+            "thresholds": moved or None,
+            "importance": None if choices.worth == "none" else choices.worth,
+        },
+        notes=(*figure.notes, *notes),
     )
 
 

@@ -22,10 +22,11 @@ from analysis.pairs import PairFilter
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
 from analysis.trained import OFFERED
 from dashboard.evidence_choices import EVIDENCE_PARAMETERS, EvidenceChoices, evidence_params, read_evidence
+from dashboard.heads_choices import HEADS_PARAMETERS, HeadsChoices, heads_params, read_heads
 
 Page = Literal["text", "image", "models"]
-TextView = Literal["head", "model", "matrix", "rollout", "evidence"]
-ImageView = Literal["attention", "model", "rollout", "evidence"]
+TextView = Literal["head", "model", "matrix", "rollout", "evidence", "heads"]
+ImageView = Literal["attention", "model", "rollout", "evidence", "heads"]
 Part = Literal["encoder", "decoder", "cross"]
 Aggregation = Literal["head", "mean", "all"]
 Fusion = Literal["mean", "max", "min"]
@@ -131,6 +132,8 @@ class TextChoices:
     colour_map: ColourMapName = "viridis"
     shared_scale: bool = False
     evidence: EvidenceChoices = field(default_factory=EvidenceChoices)
+    patterns: HeadsChoices = field(default_factory=HeadsChoices)
+    """Of the Heads view."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,8 @@ class ImageChoices:
     shared_thumbnails: bool = False
     colour_map: ColourMapName = "viridis"
     evidence: EvidenceChoices = field(default_factory=EvidenceChoices)
+    patterns: HeadsChoices = field(default_factory=HeadsChoices)
+    """Of the Heads view."""
 
 
 def active_heads(choices: TextChoices | ImageChoices, heads: int) -> tuple[int, ...]:
@@ -231,6 +236,12 @@ def choose_evidence(page: Literal["text", "image"], **changes: Any) -> None:
     """Change choices of a page's Evidence view."""
     before = getattr(current(), page).evidence
     choose(page, evidence=replace(before, **changes))
+
+
+def choose_patterns(page: Literal["text", "image"], **changes: Any) -> None:
+    """Change choices of a page's Heads view."""
+    before = getattr(current(), page).patterns
+    choose(page, patterns=replace(before, **changes))
 
 
 def tell(*notes: str) -> None:
@@ -310,6 +321,8 @@ def to_query(selection: Selection, page: Page) -> dict[str, str]:
     params |= {"view": choices.view, "layer": str(choices.layer)}
     if choices.view == "evidence":
         params |= evidence_params(choices.evidence, examples=_sample_ids(page))
+    if choices.view == "heads":
+        params |= heads_params(choices.patterns)
     heads = "all" if choices.heads is None else ",".join(map(str, choices.heads)) or "none"
     return params | {"head": heads if choices.aggregation == "head" else choices.aggregation}
 
@@ -506,6 +519,14 @@ def _read_evidence_as(name: str, page: Page) -> Any:
     return read
 
 
+def _read_heads_as(name: str) -> Any:
+    def read(choices: Any, value: str, _: Mapping[str, str]) -> Any:
+        patterns = read_heads(choices.patterns, name, value)
+        return None if patterns is None else replace(choices, patterns=patterns)
+
+    return read
+
+
 def _number(value: str) -> int | None:
     return int(value) if _NUMBER.fullmatch(value) and value.isascii() else None
 
@@ -520,6 +541,7 @@ _TEXT_READERS: Mapping[str, Any] = {
     "view": _read_one_of("view", get_args(TextView)),
     "part": _read_one_of("part", get_args(Part)),
     **{name: _read_evidence_as(name, "text") for name in EVIDENCE_PARAMETERS},
+    **{name: _read_heads_as(name) for name in HEADS_PARAMETERS},
 }
 _IMAGE_READERS: Mapping[str, Any] = {
     **_SHARED_READERS,
@@ -528,6 +550,7 @@ _IMAGE_READERS: Mapping[str, Any] = {
     "patch": _read_patch,
     "view": _read_one_of("view", get_args(ImageView)),
     **{name: _read_evidence_as(name, "image") for name in EVIDENCE_PARAMETERS},
+    **{name: _read_heads_as(name) for name in HEADS_PARAMETERS},
 }
 
 

@@ -23,6 +23,7 @@ from analysis.figure_data import (
     EvidenceWords,
     Figure,
     Floats,
+    HeadGrid,
     HeadView,
     MatrixView,
     ModelView,
@@ -35,6 +36,7 @@ from dashboard import figures
 from dashboard.components.evidence_table import evidence_table_payload
 from dashboard.components.mount import component_files
 from dashboard.evidence_payload import evidence_maps_payload, evidence_words_payload
+from dashboard.heads_payload import head_grid_payload
 
 
 def figure_html(figure: Figure, provenance: Provenance, *, all_layers: Floats | None = None) -> bytes:
@@ -196,6 +198,10 @@ def _evidence_words(view: EvidenceWords, _: Provenance) -> bytes:
     return evidence_words_payload(view)
 
 
+def _head_grid(view: HeadGrid, _: Provenance) -> bytes:
+    return head_grid_payload(view)
+
+
 def _evidence_table(view: EvidenceWords, _: Provenance) -> bytes:
     return evidence_table_payload(view)
 
@@ -208,6 +214,7 @@ _COMPONENTS: Mapping[type, tuple[str, Callable[[Any, Provenance], bytes]]] = {
     PatchMaps: ("patch_map", _patch_map),
     EvidenceMaps: ("evidence_maps", _evidence_maps),
     EvidenceWords: ("evidence_words", _evidence_words),
+    HeadGrid: ("head_grid", _head_grid),
 }
 
 # Without setters a component knows that there is no Python to ask.

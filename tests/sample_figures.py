@@ -6,6 +6,8 @@ import numpy as np
 
 from analysis.figure_data import (
     Figure,
+    HeadGrid,
+    HeadNumbers,
     HeadView,
     MatrixView,
     ModelView,
@@ -115,6 +117,40 @@ def patch_maps(**changes):
     return PatchMaps(**{**entries, **changes})
 
 
+def head_grid(**changes):
+    """Two layers of three heads in four classes, with maps that are not square and a statistic without interval."""
+    values = np.random.default_rng(9).random((2, 3)).astype(np.float32)
+    lacking = values.copy()
+    lacking[0, 1] = np.nan
+    entries = {
+        "classes": ("Positional", "=Delimiter <1>", "مرحبا", "Heterogeneous"),
+        "best": np.array([[0, 1, 3], [1, 0, 2]]),
+        "variants": (("previous", "</script>", ""), ("[SEP]", "+3", "")),
+        "scores": values,
+        "margins": values / 2,
+        "numbers": (
+            HeadNumbers("entropy", "Entropy", "nats", values * 3, values * 2, values * 4),
+            HeadNumbers("offset-1", "Weight on a<b<c", "", lacking),
+        ),
+        "thumbnails": softmax_rows((2, 3, 4, 5), seed=10),
+        "stable": 1 - values / 3,
+        "marked": (1, 2),
+        "title": "3 texts, <20> tokens",
+        "notes": ("3 texts are $few$",),
+    }
+    return HeadGrid(**{**entries, **changes})
+
+
+def head_grids() -> dict[str, HeadGrid]:
+    """Grids that are drawn in a different way."""
+    bare = {"thumbnails": None, "stable": None, "numbers": (), "marked": None, "notes": (), "title": ""}
+    return {
+        "maps": head_grid(),
+        "filtered": head_grid(shown=(0, 3)),
+        "plain": head_grid(**bare, kind="cross"),
+    }
+
+
 def all_figures() -> dict[str, Figure]:
     """Every kind of record, and the variants that are drawn in a different way."""
     return {
@@ -134,4 +170,5 @@ def all_figures() -> dict[str, Figure]:
         "patches smooth": patch_maps(
             smooth=True, shared_scale=False, marked=None, selected=1, colour_map="magma"
         ),
+        **{f"grid {name}": view for name, view in head_grids().items()},
     }

@@ -109,7 +109,8 @@ def test_every_figure_is_written_in_every_format_and_carries_its_record(name, fo
     assert data.startswith(STARTS[format])
     document = read_provenance(data, format)
     assert document["provenance"] == expected_provenance(record)
-    assert document["kind"] in ("head_view", "matrix_view", "model_view", "token_scores", "patch_maps")
+    kinds = ("head_view", "matrix_view", "model_view", "token_scores", "patch_maps", "head_grid")
+    assert document["kind"] in kinds
     choices = {item.name for item in dataclasses.fields(figure)} - set(document["arrays"])
     assert set(document["choices"]) <= choices
     for choice in ("zoom", "pinned", "threshold", "colour_map", "opacity", "marked", "selected", "scale"):

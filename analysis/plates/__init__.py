@@ -15,6 +15,7 @@ from analysis.figure_data import (
     EvidencePanel,
     EvidenceWords,
     Figure,
+    HeadGrid,
     HeadView,
     MatrixView,
     ModelView,
@@ -26,6 +27,7 @@ from analysis.plates.evidence import draw_evidence_maps, draw_evidence_words
 from analysis.plates.evidence_table import draw_evidence_table
 from analysis.plates.frame import Words
 from analysis.plates.head_view import draw_head_view
+from analysis.plates.heads import draw_head_grid
 from analysis.plates.matrices import draw_matrix_view, draw_token_scores
 from analysis.plates.pictures import draw_model_view, draw_patch_maps
 from analysis.visible import caption_lines, place_line, tokens_of, visible_text
@@ -58,6 +60,8 @@ def figure_title(figure: Figure, provenance: Provenance) -> str:
     own = getattr(figure, "title", "")
     names = {HeadView: "Head view", ModelView: "Model view", PatchMaps: "Attention over the picture"}
     name = names.get(type(figure), "Attention")
+    if isinstance(figure, HeadGrid):
+        own = " · ".join(filter(None, ("What the heads are for", own)))
     return visible_text(own or " · ".join(filter(None, (name, place_line(provenance)))))
 
 
@@ -68,6 +72,11 @@ def _all_text(figure: Figure, lines: Sequence[str]) -> str:
     if isinstance(figure, EvidenceMaps | EvidenceWords):
         titles = [visible_text("".join(_panel_words(panel))) for panel in figure.panels]
         titles += [visible_text(label.text) for label in getattr(figure, "predicted", ())]
+    if isinstance(figure, HeadGrid):
+        titles = [
+            visible_text(title)
+            for title in (*figure.classes, *(name for row in figure.variants for name in row))
+        ]
     return "".join([*labels, *titles, *lines, visible_text(getattr(figure, "unit", ""))])
 
 
@@ -97,4 +106,5 @@ _PLATES: Mapping[type, Callable[[Any, Words, Fonts], Sheet]] = {
     PatchMaps: draw_patch_maps,
     EvidenceMaps: draw_evidence_maps,
     EvidenceWords: _draw_words_or_table,
+    HeadGrid: draw_head_grid,
 }

@@ -6,6 +6,7 @@ from dashboard.components.evidence_views import (
     evidence_state,
     evidence_words,
 )
+from dashboard.components.head_views import checked_head_grid, head_grid, head_grid_state
 from dashboard.components.map_views import (
     checked_matrix_view,
     checked_patch_map,
@@ -29,6 +30,7 @@ from dashboard.components.text_views import (
 __all__ = [
     "head_view",
     "model_view",
+    "head_grid",
     "matrix_view",
     "patch_map",
     "token_strip",
@@ -36,6 +38,8 @@ __all__ = [
     "evidence_words",
     "page_link",
     "head_view_state",
+    "head_grid_state",
+    "checked_head_grid",
     "checked_head_view",
     "checked_model_view",
     "matrix_view_state",

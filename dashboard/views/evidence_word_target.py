@@ -45,15 +45,29 @@ def predicts_words(chosen: evidence_cache.Subject) -> bool:
     return not offers["token_log_probability"] and logits is not None and logits.ndim == 3
 
 
-def word_tools(choices: EvidenceChoices, chosen: evidence_cache.Subject) -> Target:
-    """The two select boxes, and the target that they choose."""
+def word_target(choices: EvidenceChoices, chosen: evidence_cache.Subject) -> Target:
+    """The chosen word at the chosen position; the likeliest at the first masked or the last one where none is."""
     from analysis.evidence.targets import token_log_probability
 
+    _, place, _, token = _chosen(choices, chosen)
+    return token_log_probability(place.position, token, f"“{_text(chosen, token)}” {place.words}")
+
+
+def _chosen(
+    choices: EvidenceChoices, chosen: evidence_cache.Subject
+) -> tuple[tuple[Place, ...], Place, dict[int, str], int]:
+    """All places, the chosen one, the words that it offers, and the chosen one of these."""
     found = places(chosen)
     fallback = _first_place(chosen, found)
     place = next((place for place in found if place.position == choices.position), fallback)
     offers = _offers(chosen, place)
     token = choices.token if choices.token in offers else next(iter(offers))
+    return found, place, offers, token
+
+
+def word_tools(choices: EvidenceChoices, chosen: evidence_cache.Subject) -> None:
+    """The two select boxes."""
+    found, place, offers, token = _chosen(choices, chosen)
 
     def placed() -> None:
         choose_evidence("text", position=st.session_state["text_evidence_position"], token=None)
@@ -86,8 +100,6 @@ def word_tools(choices: EvidenceChoices, chosen: evidence_cache.Subject) -> Targ
                 width=260,
                 help="The word whose log-probability is explained",
             )
-    label = f"“{_text(chosen, token)}” {place.words}"
-    return token_log_probability(place.position, token, label)
 
 
 def has_table(chosen: evidence_cache.Subject) -> bool:

@@ -57,7 +57,7 @@ def show(source: ImageSource, choices: ImageChoices) -> EvidenceMaps | None:
         methods = evidence_tools.chosen_methods(choices.evidence, subject)
         with pills:
             options = evidence_tools.method_tools("image", choices.evidence, methods, subject)
-        targets = _targets(choices, subject)
+        targets = explained(choices, subject)
         found = evidence_tools.answers(subject, methods, targets, options)
         trust = evidence_trust.examine("image", subject, found.ready, targets)
     if not methods:
@@ -133,7 +133,8 @@ def _left_out(source: ImageSource) -> str:
 # Targets ------------------------------------------------------------------------------------------------------------
 
 
-def _targets(choices: ImageChoices, subject: evidence_cache.Subject) -> tuple[Target, ...]:
+def explained(choices: ImageChoices, subject: evidence_cache.Subject) -> tuple[Target, ...]:
+    """What the page explains: classes, or a likeness."""
     prediction = cached.prediction(subject.traced)
     if prediction is not None and not choices.evidence.likeness:
         return evidence_targets.class_targets(choices.evidence, prediction)

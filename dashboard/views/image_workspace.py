@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from analysis.figure_data import EvidenceMaps, Figure, Provenance
+from analysis.figure_data import EvidenceMaps, Figure, HeadGrid, Provenance
 from analysis.visible import spread
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
@@ -16,7 +16,7 @@ from dashboard.export_menu import export_menu
 from dashboard.frame import Badge, notes, title_line, views, waiting_view
 from dashboard.live import image_source
 from dashboard.prediction_line import prediction_line
-from dashboard.provenance import evidence_provenance, layer_in_words, provenance
+from dashboard.provenance import evidence_provenance, heads_provenance, layer_in_words, provenance
 from dashboard.selection import (
     ImageChoices,
     choose,
@@ -29,13 +29,19 @@ from dashboard.selection import (
 )
 from dashboard.sidebar import picture_bytes
 from dashboard.sources import ImageSource
-from dashboard.views import image_attention, image_evidence, image_model, image_rollout
+from dashboard.views import image_attention, image_evidence, image_heads, image_model, image_rollout
 from dashboard.waiting import title_of
 
 if TYPE_CHECKING:
     from analysis.predictions import Prediction
 
-VIEW_WORDS = {"attention": "Attention", "model": "Model view", "rollout": "Rollout", "evidence": "Evidence"}
+VIEW_WORDS = {
+    "attention": "Attention",
+    "model": "Model view",
+    "rollout": "Rollout",
+    "evidence": "Evidence",
+    "heads": "Heads",
+}
 LAST_GOOD = "image_last_good"
 
 
@@ -52,6 +58,7 @@ VIEWS: Mapping[str, View] = {
     "model": View(image_model.tools, image_model.show),
     "rollout": View(image_rollout.tools, image_rollout.show),
     "evidence": View(image_evidence.tools, image_evidence.show),
+    "heads": View(image_heads.tools, image_heads.show),
 }
 
 
@@ -186,6 +193,10 @@ def _provenance(shown: Shown, choices: ImageChoices, figure: Figure) -> Provenan
             shown.notes,
             layers=shown.source.layers,
             options=choices.evidence.options,
+        )
+    if isinstance(figure, HeadGrid):
+        return heads_provenance(
+            figure, shown.model, shown.revision, shown.input, shown.notes, choices=choices.patterns
         )
     source = shown.source
     everything = choices.view != "attention"

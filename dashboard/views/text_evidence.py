@@ -20,7 +20,7 @@ from dashboard.selection import TextChoices, bound, choose, choose_evidence, cur
 from dashboard.sources import TextSource
 from dashboard.views import evidence_every_word, evidence_targets, evidence_tools, evidence_trust
 from dashboard.views.evidence_tools import Answer, Measured
-from dashboard.views.evidence_word_target import has_table, predicts_words, word_tools
+from dashboard.views.evidence_word_target import has_table, predicts_words, word_target, word_tools
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target
@@ -69,11 +69,13 @@ def show(source: TextSource, choices: TextChoices) -> EvidenceWords | None:
         subject = evidence_cache.subject(traced)
         methods = evidence_tools.chosen_methods(choices.evidence, subject)
         with pills:
-            predicted = word_tools(choices.evidence, subject) if predicts_words(subject) else None
+            words = predicts_words(subject)
+            if words:
+                word_tools(choices.evidence, subject)
             options = evidence_tools.method_tools("text", choices.evidence, methods, subject)
-        if predicted is not None and choices.evidence.every_word and has_table(subject):
+        if words and choices.evidence.every_word and has_table(subject):
             return evidence_every_word.show(source, choices.evidence, subject, methods)
-        targets = _targets(choices, subject) if predicted is None else (predicted,)
+        targets = explained(choices, subject)
         found = evidence_tools.answers(subject, methods, targets, options)
         trust = evidence_trust.examine("text", subject, found.ready, targets)
     if not methods:
@@ -193,7 +195,10 @@ def _predicts_words(traced: cached.Traced) -> bool:
 # Targets ------------------------------------------------------------------------------------------------------------
 
 
-def _targets(choices: TextChoices, subject: evidence_cache.Subject) -> tuple[Target, ...]:
+def explained(choices: TextChoices, subject: evidence_cache.Subject) -> tuple[Target, ...]:
+    """What the page explains: classes, a predicted word, or a likeness."""
+    if predicts_words(subject):
+        return (word_target(choices.evidence, subject),)
     prediction = cached.prediction(subject.traced)
     if prediction is not None and not choices.evidence.likeness:
         return evidence_targets.class_targets(choices.evidence, prediction)

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from analysis.figure_data import EvidenceWords, Figure, Provenance
+from analysis.figure_data import EvidenceWords, Figure, HeadGrid, Provenance
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
 from dashboard.export_menu import EveryLayer, export_menu
 from dashboard.frame import Badge, choice, notes, title_line, views, waiting_view
 from dashboard.live import merged_words, text_source
 from dashboard.prediction_line import prediction_line
-from dashboard.provenance import evidence_provenance, heads_fact, heads_in_words, layer_in_words, provenance
+from dashboard.provenance import (
+    evidence_provenance,
+    heads_fact,
+    heads_in_words,
+    heads_provenance,
+    layer_in_words,
+    provenance,
+)
 from dashboard.selection import (
     Part,
     TextChoices,
@@ -34,6 +41,7 @@ from dashboard.views import (
     text_details,
     text_evidence,
     text_head,
+    text_heads,
     text_matrix,
     text_model,
     text_rollout,
@@ -49,6 +57,7 @@ VIEW_WORDS = {
     "matrix": "Matrix",
     "rollout": "Rollout",
     "evidence": "Evidence",
+    "heads": "Heads",
 }
 PART_WORDS: Mapping[Part, str] = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Cross-attention"}
 LAST_GOOD = "text_last_good"
@@ -72,6 +81,7 @@ VIEWS: Mapping[str, View] = {
     "matrix": View(text_matrix.tools, text_matrix.show),
     "rollout": View(text_rollout.tools, text_rollout.show),
     "evidence": View(text_evidence.tools, text_evidence.show),
+    "heads": View(text_heads.tools, text_heads.show),
 }
 
 
@@ -264,6 +274,10 @@ def _provenance(shown: Shown, choices: TextChoices, figure: Figure) -> Provenanc
             shown.notes,
             layers=info.layers,
             options=choices.evidence.options,
+        )
+    if isinstance(figure, HeadGrid):
+        return heads_provenance(
+            figure, shown.model, shown.revision, text, shown.notes, choices=choices.patterns
         )
     whole = choices.view in ("model", "rollout")
     last = info.layers - 1 if choices.rollout_layer is None else choices.rollout_layer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import capture, evidence, head_view, startup
+from benchmarks import capture, evidence, head_view, heads, startup
 from benchmarks.measure import machine
 
 
@@ -12,6 +12,7 @@ def main() -> None:
     startup.main([])
     capture.main([])
     evidence.main([])
+    heads.main([])
     head_view.main([])
 
 

@@ -423,12 +423,34 @@ def statistic_by_layer(grid: HeadGrid, number: HeadNumbers) -> go.Figure:
     )
 
 
-def heads_plane(grid: HeadGrid, places: Sequence[tuple[int, int]], points: NDArray[Any]) -> go.Figure:
-    """Heads in the plane, alike ones near each other, coloured by class; axes mean nothing by themselves."""
+def heads_plane(
+    grid: HeadGrid, places: Sequence[tuple[int, int]], points: NDArray[Any], *, by_layer: bool = False
+) -> go.Figure:
+    """Heads in the plane, alike ones near each other; axes mean nothing by themselves.
+
+    Args:
+        by_layer: coloured by layer, else by class.
+    """
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    _points(figure, grid, places, points[:, 0], points[:, 1], "")
+    if by_layer:
+        figure.add_scatter(
+            x=points[:, 0],
+            y=points[:, 1],
+            mode="markers",
+            text=[_literal(_head_in_words(grid, place)) for place in places],
+            marker={
+                "color": [layer for layer, _ in places],
+                "colorscale": _plotly_scale(colour_table("viridis")),
+                "size": 9,
+                "line": {"width": 0.5, "color": CHART_TEXT},
+                "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "layer"}, "dtick": 1},
+            },
+            hovertemplate="%{text}<extra></extra>",
+        )
+    else:
+        _points(figure, grid, places, points[:, 0], points[:, 1], "")
     bare = {"showticklabels": False, "gridcolor": GRID, "zeroline": False}
     return figure.update_layout(
         **_PLAIN, width=620, height=520, xaxis=bare, yaxis={**bare, "scaleanchor": "x", "scaleratio": 1}

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import streamlit as st
+from numpy.typing import NDArray
 
+from analysis.samples import sample_corpus
 from dashboard import cached
 from dashboard.cached import SharedModel, Traced
 from dashboard.evidence_cache import in_turns, jobs
@@ -21,7 +24,7 @@ from dashboard.evidence_jobs import Job, Progress
 
 if TYPE_CHECKING:
     from analysis.heads.clusters import HeadDistances
-    from analysis.heads.survey import Survey, Surveyor
+    from analysis.heads.survey import HeadTable, Survey, Surveyor
     from analysis.heads.syntax import SyntaxCounts
     from analysis.heads.treebank import ParsedSentence
     from analysis.hf.attention import Kind
@@ -33,6 +36,9 @@ KEPT = 12
 
 DISTANCE_INPUTS = 40
 """Inputs that distances between heads are taken over: they take heads² numbers a row."""
+
+DISTANCE_ROWS = 64
+"""Queries of an input that they are taken over, where there are more."""
 
 MakeInputs = Callable[["LoadedModel"], "Sequence[Inputs]"]
 
@@ -76,15 +82,25 @@ class Running:
 
 @st.cache_resource(max_entries=8, show_spinner=False)
 def of_input(key: str, _traced: Traced) -> Survey:
-    """Statistics over the one input of a page.
+    """Statistics over the one input of a page; which of its tokens is rare is told by the sample corpus.
 
     Raises:
         UnsupportedModelError: as ``survey_inputs``.
     """
     from analysis.heads.survey import survey_inputs
 
+    counts = None if _traced.inputs.grid else _sample_counts(*_traced.shared.request, _shared=_traced.shared)
     with _traced.shared.forward() as model:
-        return survey_inputs(model, [_traced.inputs])
+        return survey_inputs(model, [_traced.inputs], frequencies=counts)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _sample_counts(name: str, revision: str | None, _shared: SharedModel) -> Mapping[str, int]:
+    """How often each piece of a tokenizer comes in the sample corpus: one text alone tells no rare token."""
+    from analysis.heads.positions import piece_counts
+
+    inputs = text_inputs(sample_corpus())(_shared.model)
+    return piece_counts([each.tokens or () for each in inputs])
 
 
 def over(shared: SharedModel, key: Hashable, make: MakeInputs) -> Running:
@@ -116,6 +132,16 @@ def inputs_so_far(shared: SharedModel, key: Hashable) -> int:
     return 0 if surveyor is None else surveyor.inputs
 
 
+@st.cache_resource(max_entries=4, show_spinner=False)
+def resampled(key: str, inputs: int, samples: int, _table: HeadTable) -> Mapping[str, NDArray[np.float64]]:
+    """Values of every statistic over inputs that are drawn again, as ``HeadTable.resampled``.
+
+    Args:
+        key: of model, corpus and kind of attention; ``inputs``: how many of the corpus there are so far.
+    """
+    return _table.resampled(list(_table.totals), samples=samples)
+
+
 def distances(shared: SharedModel, key: Hashable, kind: Kind, make: MakeInputs) -> Running:
     """Distances between heads over the first ``DISTANCE_INPUTS`` inputs of a corpus."""
     from analysis.heads.clusters import head_distances
@@ -128,7 +154,8 @@ def distances(shared: SharedModel, key: Hashable, kind: Kind, make: MakeInputs) 
         found: HeadDistances | None = None
         for index, each in enumerate(inputs):
             maps = trace(shared.model, each).maps(kind)
-            own = head_distances(tuple(layer for layer in maps if layer.keys == maps[0].keys))
+            alike = tuple(layer for layer in maps if layer.keys == maps[0].keys)
+            own = head_distances(alike, most_rows=DISTANCE_ROWS)
             found = own if found is None else found.merged(own)
             _kept().put(whole, found)
             progress((index + 1) / len(inputs))

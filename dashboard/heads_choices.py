@@ -16,6 +16,7 @@ Source = Literal["input", "sample", "file"]
 Show = Literal["grid", "ranking", "scatter", "clusters", "layers", "syntax"]
 Scheme = Literal["patterns", "kovaleva"]
 Worth = Literal["none", "gradient", "uniform", "zero"]
+Colour = Literal["class", "layer"]
 
 _KEY = re.compile(r"[a-z][a-z0-9_+]{0,39}", re.ASCII)
 _STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,39}([+-]\d)?", re.ASCII)
@@ -35,6 +36,7 @@ class HeadsChoices:
         thresholds: (class, threshold) where it was moved.
         statistic: that heads are ranked by; ``across`` and ``down``: the axes of the scatter.
         worth: how it is measured what a head is worth.
+        colour: of the points of the cluster map: by class, or by layer.
     """
 
     source: Source = "sample"
@@ -43,9 +45,10 @@ class HeadsChoices:
     classes: tuple[str, ...] | None = None
     thresholds: tuple[tuple[str, float], ...] = ()
     statistic: str = "entropy"
-    across: str = "relative_entropy"
+    across: str = "entropy"
     down: str = ""
     worth: Worth = "none"
+    colour: Colour = "class"
 
     def moved(self, key: str, threshold: float | None) -> HeadsChoices:
         """With the threshold of a class moved; None puts it back."""
@@ -61,6 +64,7 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "show": ("show", get_args(Show)),
         "scheme": ("scheme", get_args(Scheme)),
         "worth": ("worth", get_args(Worth)),
+        "colour": ("colour", get_args(Colour)),
     }
 )
 """Parameter of a link: the choice, and the words that it may have."""

@@ -41,11 +41,12 @@ TREEBANK = """\
     classes=st.none() | st.lists(st.sampled_from(list(PATTERNS)), unique=True).map(tuple),
     moved=st.dictionaries(st.sampled_from(list(PATTERNS)), st.integers(1, 999), max_size=4),
     statistic=st.sampled_from(["entropy", "offset-1", "offset+3", "patch_left"]),
+    colour=st.sampled_from(["class", "layer"]),
 )
-def test_a_link_holds_every_choice(source, show, scheme, worth, classes, moved, statistic):
+def test_a_link_holds_every_choice(source, show, scheme, worth, classes, moved, statistic, colour):
     thresholds = tuple(sorted((key, value / 1000) for key, value in moved.items()))
     choices = HeadsChoices(
-        source, show, scheme, classes, thresholds, statistic, "max_weight", "column", worth
+        source, show, scheme, classes, thresholds, statistic, "max_weight", "column", worth, colour
     )
     read = HeadsChoices()
     for name, value in heads_params(choices).items():
@@ -177,6 +178,8 @@ def test_a_moved_threshold_changes_the_classes_and_the_link():
 def test_one_input_is_no_evidence():
     at = opened(over="input")
     assert grid_of(at)["title"].startswith("this text · ")
+    assert any("One input is no evidence of what a head is for" in note for note in grid_of(at)["notes"])
+    at = opened(over="input", show="ranking")
     assert "One input is no evidence of what a head is for" in shown(at)
 
 

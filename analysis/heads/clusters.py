@@ -8,7 +8,7 @@ square root, although only the root is a metric.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +65,9 @@ class HeadDistances:
         )
 
 
-def head_distances(layers: Sequence[AttentionMap], *, smoothing: float = SMOOTHING) -> HeadDistances:
+def head_distances(
+    layers: Sequence[AttentionMap], *, smoothing: float = SMOOTHING, most_rows: int | None = None
+) -> HeadDistances:
     """Divergences between all heads on one text.
 
     Weights are compared in single precision and summed in double. It takes heads² · Q · K logarithms, and memory for
@@ -74,6 +76,7 @@ def head_distances(layers: Sequence[AttentionMap], *, smoothing: float = SMOOTHI
     Args:
         layers: maps of one kind and one input, all over the same queries and keys.
         smoothing: share of the uniform distribution in each row.
+        most_rows: where there are more queries, so many of them that lie evenly; None takes all.
     Returns:
         A row in which some head looks at nothing counts for no pair.
     Raises:
@@ -94,8 +97,7 @@ def head_distances(layers: Sequence[AttentionMap], *, smoothing: float = SMOOTHI
     found = torch.zeros(len(heads), len(heads), dtype=torch.float64)
     rows = 0
     step = max(1, _STRIP_NUMBERS // (len(heads) * keys))
-    for start in range(0, queries, step):
-        strip = slice(start, min(start + step, queries))
+    for strip in _strips(queries, step, most_rows):
         weights = torch.cat(
             [layer.block(None, strip, slice(0, keys)).to("cpu", torch.float32) for layer in layers]
         )  # (heads, r, K)
@@ -110,6 +112,14 @@ def head_distances(layers: Sequence[AttentionMap], *, smoothing: float = SMOOTHI
     between = (own[:, None] + own) / 4 - found / 2
     sums = between.clamp_(min=0.0).fill_diagonal_(0.0).numpy()
     return HeadDistances(heads, sums, rows, 1)
+
+
+def _strips(queries: int, step: int, most: int | None) -> Iterator[slice]:
+    """Runs of queries: all of them, or single ones that lie evenly."""
+    if most is None or queries <= most:
+        yield from (slice(start, min(start + step, queries)) for start in range(0, queries, step))
+    else:
+        yield from (slice(at, at + 1) for at in (index * queries // most for index in range(most)))
 
 
 def _mixed(rows: Tensor) -> Tensor:

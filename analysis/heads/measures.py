@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -117,6 +117,7 @@ _ALL: tuple[Statistic, ...] = (
         "Share of queries whose strongest key, separators left out, is the text's rarest token.",
         "share", "text", f"{_VOITA}.3",
     ),
+    Statistic("rarest_weight", "Rarest token, weight", "Weight on the text's rarest token.", "share", "text"),
     Statistic("same_segment", "Own segment", "Weight inside the query's own segment.", "share", "text"),
     Statistic("same_segment_chance", "Own segment, chance", "What equal weights would put there.", "share", "text"),
     Statistic("near", f"Near (≤ {NEAR})", f"Weight on tokens at most {NEAR} away, itself included.", "share", "text"),
@@ -277,13 +278,12 @@ class _Block:
             return keys.expand(-1, len(self.rows), -1)
         return keys * (self.columns <= self.rows[:, None])
 
-    def over_queries(self, values: Tensor) -> Tensor:
-        """(B, H, r) → (B, H), summed over queries that count."""
-        return torch.einsum("bhr,br->bh", values, self.asking)
-
-    def mass(self, keys: Tensor) -> Tensor:
-        """(B, H, r, F): weight of each query on keys (r, c, F)."""
-        return (self.weights.transpose(1, 2) @ keys).transpose(1, 2)
+    def add_rows(self, found: _Gathered, rows: Mapping[str, Tensor]) -> None:
+        """Add numbers (B, H, r) of each query, summed over those that count."""
+        totals = torch.einsum("fbhr,br->fbh", torch.stack(list(rows.values())), self.asking)
+        counted = self.counted
+        for name, total in zip(rows, totals, strict=True):
+            found.add(name, total, counted)
 
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -294,42 +294,54 @@ def _spread(found: _Gathered, block: _Block, smoothing: float) -> None:
     layout, weights = block.layout, block.weights
     visible = block.visible().sum(-1)  # (B, r)
     smoothed = (1 - smoothing) * weights + smoothing / layout.columns.count if smoothing else weights
-    entropy = -(smoothed * smoothed.clamp(min=_TINY).log()).sum(-1)  # (B, H, r)
-    found.add("entropy", block.over_queries(entropy), block.counted)
-    found.add("effective_keys", block.over_queries(entropy.exp()), block.counted)
+    entropy = -smoothed.clamp(min=_TINY).log_().mul_(smoothed).sum(-1)  # (B, H, r)
     choice = (visible > 1).to(weights.dtype) * block.asking  # one key alone says nothing
     relative = entropy / visible.clamp(min=2).log()[:, None]
     found.add("relative_entropy", torch.einsum("bhr,br->bh", relative, choice), choice.sum(1))
-    largest, strongest = weights.max(-1)
-    found.add("max_weight", block.over_queries(largest), block.counted)
+    largest, strongest = _strongest(weights)
     separators = layout.columns.separator[:, block.columns]
     if bool(separators.any()):
-        without, strongest_without = weights.masked_fill(separators[:, None, None], 0.0).max(-1)
+        without, strongest_without = _strongest(weights * (~separators)[:, None, None].to(weights.dtype))
     else:
         without, strongest_without = largest, strongest
-    found.add("confidence", block.over_queries(without), block.counted)
-    if layout.picture:
-        return
-    if bool((layout.columns.rarest).any()):
+    rows = {"entropy": entropy, "effective_keys": entropy.exp(), "max_weight": largest, "confidence": without}
+    if not layout.picture and bool(layout.columns.rarest.any()):
         rarest = layout.columns.rarest[:, block.columns].to(weights.dtype)
-        hit = torch.gather(rarest[:, None].expand(*strongest_without.shape[:2], -1), 2, strongest_without)
-        found.add("rarest", block.over_queries(hit), block.counted)
-    if layout.square:
+        rows["rarest"] = torch.gather(
+            rarest[:, None].expand(*strongest_without.shape[:2], -1), 2, strongest_without
+        )
+    if not layout.picture and layout.square:
         offset = block.columns[strongest] - block.rows  # (B, H, r)
-        for each in OFFSETS:
-            same = (offset == each).to(weights.dtype)
-            found.add(f"strongest{each:+d}", block.over_queries(same), block.counted)
+        same = (offset == torch.tensor(OFFSETS)[:, None, None, None]).to(weights.dtype)
+        rows |= {f"strongest{each:+d}": same[index] for index, each in enumerate(OFFSETS)}
+    block.add_rows(found, rows)
+
+
+def _strongest(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., r) each: the largest weight and the first key that has it.
+
+    Two plain maxima, since ``max`` with an index takes several times as long on a processor.
+    """
+    count = weights.shape[-1]
+    largest = weights.amax(-1)
+    from_end = torch.arange(count, 0, -1, dtype=weights.dtype)  # exact below 2²⁴ keys
+    at_largest = (weights - largest[..., None]).sign_().add_(1)  # 1 there, else 0; faster than a comparison
+    return largest, count - at_largest.mul_(from_end).amax(-1).long()
+
+
+_KIND_KEYS: Mapping[str, str] = MappingProxyType({"own": "patches", "rarest": "rarest_weight"})
+"""Statistics that are not called as the kind of key is."""
 
 
 def _on_kinds(found: _Gathered, layout: Layout, received: Tensor, asking: Tensor) -> None:
     """Weight on kinds of keys that are the same for every query."""
     side = layout.columns
-    of_text = ("first", "classifier", "separator", "punctuation")
+    of_text = ("first", "classifier", "separator", "punctuation", "rarest")
     names: tuple[str, ...] = ("classifier", "register", "own") if layout.picture else of_text
     kinds = torch.stack([getattr(side, name) for name in names], dim=-1).to(received.dtype)  # (B, K, F)
     mass = received @ kinds  # (B, H, F)
     for index, name in enumerate(names):
-        found.add("patches" if name == "own" else name, mass[..., index], asking.sum(1))
+        found.add(_KIND_KEYS.get(name, name), mass[..., index], asking.sum(1))
 
 
 def _on_order(found: _Gathered, block: _Block) -> None:
@@ -437,36 +449,63 @@ def _after_copies(layout: Layout, rows: Tensor, columns: Tensor) -> Tensor:
 def _on_grid(found: _Gathered, block: _Block, likeness: _Likeness | None) -> None:
     """Weight by where a patch lies to its query's on the grid, and by how alike they are."""
     layout, weights = block.layout, block.weights
-    place = layout.columns.place
-    assert place is not None
-    own, asking = layout.columns.own[0], block.asking * layout.rows.own[:, block.rows]
-    mine, theirs = place[0, block.rows], place[0, block.columns]
-    between = theirs[None] - mine[:, None]  # (r, c, 2)
-    patches = (own[block.rows, None] & own[None, block.columns]).to(torch.float32)  # (r, c)
-    apart = between.to(torch.float32).square().sum(-1).sqrt() * layout.columns.patch * patches
-    elsewhere = between.abs().sum(-1) > 0
-    kinds = {
-        f"patch_{name}": (between == torch.tensor(shift)).all(-1).to(torch.float32) * patches
-        for name, shift in SHIFTS.items()
-    }
-    kinds["row"] = ((between[..., 0] == 0) & elsewhere).to(torch.float32) * patches
-    kinds["grid_column"] = ((between[..., 1] == 0) & elsewhere).to(torch.float32) * patches
-    kinds["pixels"] = apart
-    kinds["patches"] = patches
-    stacked = torch.stack(list(kinds.values()), dim=-1)
-    mass = block.mass(stacked)
-    on_patches = mass[..., -1].clamp(min=1e-12)
-    counted = asking.sum(1)
-    total = stacked.sum(1)  # (r, F): with equal weights, before the division by the number of patches
-    for index, name in enumerate(list(kinds)[:-1]):
-        relative = name in ("row", "grid_column", "pixels")
-        value = mass[..., index] / on_patches if relative else mass[..., index]
-        found.add(name, torch.einsum("bhr,br->bh", value, asking), counted)
-        if relative:
-            chance = total[:, index] / total[:, -1].clamp(min=1)
-            found.add(f"{name}_chance", (asking @ chance)[:, None].expand(-1, weights.shape[1]), counted)
+    assert layout.columns.place is not None
+    own, place = layout.columns.own[0], layout.columns.place[0]
+    asking = block.asking * layout.rows.own[:, block.rows]
+    block = replace(block, asking=asking)
+    mine, theirs = place[block.rows].clamp(min=0), place[block.columns].clamp(min=0)  # prefixes count nowhere
+    patches = own[block.columns].to(torch.float32)  # (c,)
+    height, width = (int(side) + 1 for side in place.amax(0))
+    lines = torch.zeros(len(patches), height + width)  # which line of the grid a key is on
+    lines[torch.arange(len(patches)), theirs[:, 0]] = patches
+    lines[torch.arange(len(patches)), height + theirs[:, 1]] = patches
+    on_lines, of_lines = weights @ lines, lines.sum(0)  # (B, H, r, lines) and (lines,)
+    on_patches = on_lines[..., :height].sum(-1)
+    shifted, there = _at_shifts(block, mine, theirs, (height, width))
+    here = list(SHIFTS).index("self")
+    itself, is_there = shifted[..., here], there[:, here]
+    apart = _apart(mine, theirs) * layout.columns.patch * patches  # (r, c)
+
+    numbers = len(block.rows)
+    relative = {}  # name: weight of each query, and what equal weights would have without the division
+    for name, line in (("row", mine[:, 0]), ("grid_column", height + mine[:, 1])):
+        index = line[:, None].expand(*weights.shape[:2], numbers, 1)
+        weight = (on_lines.gather(-1, index)[..., 0] - itself).clamp(min=0)
+        relative[name] = (weight, of_lines[line] - is_there)
+    relative["pixels"] = ((weights * apart).sum(-1), apart.sum(-1))
+    rows = {f"patch_{name}": shifted[..., index] for index, name in enumerate(SHIFTS)}
+    rows |= {name: weight / on_patches.clamp(min=1e-12) for name, (weight, _) in relative.items()}
+    block.add_rows(found, rows)
+    for name, (_, alike) in relative.items():
+        chance = asking @ (alike / patches.sum().clamp(min=1))
+        found.add(f"{name}_chance", chance[:, None].expand(-1, weights.shape[1]), asking.sum(1))
     if likeness is not None:
-        _on_content(found, block, likeness, patches, asking)
+        _on_content(found, block, likeness, patches, on_patches - itself)
+
+
+def _at_shifts(block: _Block, mine: Tensor, theirs: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Weight (B, H, r, S) on the patch at each shift, and (r, S) 1 where there is one.
+
+    Args:
+        mine, theirs: (r, 2) and (c, 2) row and column.
+        size: rows and columns of the grid.
+    """
+    own = block.layout.columns.own[0, block.columns]
+    shifts = torch.tensor(list(SHIFTS.values()))
+    at = mine[:, None] + shifts  # (r, S, 2)
+    inside = ((at >= 0) & (at < torch.tensor(size))).all(-1)
+    known = torch.full(size, -1)
+    known[theirs[own, 0], theirs[own, 1]] = torch.arange(len(theirs))[own]
+    key = known[at[..., 0].clamp(0, size[0] - 1), at[..., 1].clamp(0, size[1] - 1)]
+    there = (inside & (key >= 0)).to(block.weights.dtype)
+    index = key.clamp(min=0).expand(*block.weights.shape[:2], -1, -1)
+    return block.weights.gather(-1, index) * there, there
+
+
+def _apart(mine: Tensor, theirs: Tensor) -> Tensor:
+    """(r, c) distance in patches."""
+    between = (theirs[None] - mine[:, None]).to(torch.float32)
+    return torch.hypot(between[..., 0], between[..., 1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -495,25 +534,28 @@ def _patch_likeness(hidden: Tensor, side: Side) -> _Likeness:
 
 
 def _on_content(
-    found: _Gathered, block: _Block, likeness: _Likeness, patches: Tensor, asking: Tensor
+    found: _Gathered, block: _Block, likeness: _Likeness, patches: Tensor, on_others: Tensor
 ) -> None:
-    """Pearson correlation, over other patches, of a query's weights and its likeness to them."""
+    """Pearson correlation, over other patches, of a query's weights and its likeness to them.
+
+    Args:
+        patches: (c,) 1 for a patch.
+        on_others: (B, H, r) weight on patches other than the query's.
+    """
     weights = block.weights
     long = likeness.long[:, block.columns].to(weights.dtype)
     on_long = (weights @ long[:, None, :, None])[..., 0]
-    found.add("sink_patches", torch.einsum("bhr,br->bh", on_long, asking), asking.sum(1))
     alike = likeness.directions[:, block.rows] @ likeness.directions[:, block.columns].transpose(1, 2)
-    others = patches * (block.columns != block.rows[:, None])
+    others = patches * (block.columns != block.rows[:, None])  # (r, c)
     count = others.sum(-1).clamp(min=1)  # (r,)
-    alike = alike * others
-    centred = (alike - alike.sum(-1, keepdim=True) / count[:, None]) * others
-    kept = weights * others
-    deviation = (kept - kept.sum(-1, keepdim=True) / count[:, None]) * others
-    together = (deviation * centred[:, None]).sum(-1)
+    alike = alike.mul_(others)
+    centred = (alike - alike.sum(-1, keepdim=True) / count[:, None]).mul_(others)
+    deviation = (weights - (on_others / count)[..., None]).mul_(others)
     lengths = deviation.norm(dim=-1) * centred.norm(dim=-1)[:, None]
+    together = deviation.mul_(centred[:, None]).sum(-1)
     varies = lengths > 1e-12
     value = torch.where(varies, together / lengths.clamp(min=1e-12), torch.zeros_like(together))
-    found.add("content", torch.einsum("bhr,br->bh", value, asking), asking.sum(1))
+    block.add_rows(found, {"sink_patches": on_long, "content": value})
 
 
 def _columns(found: _Gathered, layout: Layout, received: Tensor, asking: Tensor) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from analysis.heads.measures import Queries, Sums, measure
 from analysis.heads.positions import Layout, layouts_of, piece_counts
 from analysis.hf.attention import AttentionTrace, Kind, capture
 from analysis.tokenising import takes
+from attn_core.errors import UnsupportedModelError
 from attn_core.maps import AttentionMap
 
 if TYPE_CHECKING:
@@ -110,10 +111,12 @@ class Survey:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Rows:
-    totals: dict[str, list[Tensor]] = field(default_factory=dict)  # of (B, L, H)
-    counts: dict[str, list[Tensor]] = field(default_factory=dict)  # of (B,)
+    """Of one batch: (B, L, H) and (B,) by statistic."""
+
+    totals: Mapping[str, Tensor]
+    counts: Mapping[str, Tensor]
 
 
 class Surveyor:
@@ -125,7 +128,7 @@ class Surveyor:
 
     def __init__(self, *, queries: Queries = "own", smoothing: float = 0.0) -> None:
         self._options = {"queries": queries, "smoothing": smoothing}
-        self._rows: dict[Kind, _Rows] = {}
+        self._rows: dict[Kind, list[_Rows]] = {}
         self._inputs = self._tokens = 0
         self._notes: dict[str, None] = {}
         self._lock = threading.Lock()
@@ -159,12 +162,8 @@ class Surveyor:
         valid = next(iter(layouts.values())).columns.valid
         with self._lock:
             for kind, sums in of_kinds.items():
-                rows = self._rows.setdefault(kind, _Rows())
-                for key in sums[0].totals:
-                    rows.totals.setdefault(key, []).append(
-                        torch.stack([each.totals[key] for each in sums], 1)
-                    )
-                    rows.counts.setdefault(key, []).append(sums[0].counts[key])
+                totals = {key: torch.stack([each.totals[key] for each in sums], 1) for key in sums[0].totals}
+                self._rows.setdefault(kind, []).append(_Rows(totals, sums[0].counts))
             self._inputs += len(valid)
             self._tokens += int(valid.sum())
             self._notes |= dict.fromkeys(notes)
@@ -178,15 +177,22 @@ class Surveyor:
         with self._lock:
             if not self._inputs:
                 raise ValueError("Surveyor.survey: no input was added; add at least one.")
-            tables = {}
-            for kind, rows in self._rows.items():
-                whole = {key: torch.cat(found) for key, found in rows.totals.items()}
-                complete = [key for key, found in whole.items() if len(found) == self._inputs]
-                tables[kind] = HeadTable(
-                    MappingProxyType({key: whole[key].numpy() for key in complete}),
-                    MappingProxyType({key: torch.cat(rows.counts[key]).numpy() for key in complete}),
-                )
+            tables = {kind: _table(rows) for kind, rows in self._rows.items()}
             return Survey(MappingProxyType(tables), self._inputs, self._tokens, tuple(self._notes))
+
+
+def _table(rows: Sequence[_Rows]) -> HeadTable:
+    """One table of batches; a batch without a statistic (no segments, no rarest token) counts 0 queries of it."""
+    totals: dict[str, NDArray[np.float32]] = {}
+    counts: dict[str, NDArray[np.float32]] = {}
+    for key in dict.fromkeys(key for batch in rows for key in batch.totals):
+        totals[key] = torch.cat([_or_zeros(batch.totals, key) for batch in rows]).numpy()
+        counts[key] = torch.cat([_or_zeros(batch.counts, key) for batch in rows]).numpy()
+    return HeadTable(MappingProxyType(totals), MappingProxyType(counts))
+
+
+def _or_zeros(found: Mapping[str, Tensor], key: str) -> Tensor:
+    return found[key] if key in found else torch.zeros_like(next(iter(found.values())))
 
 
 def survey_inputs(
@@ -245,6 +251,11 @@ def _add(
         maps, hidden = {"encoder": kept}, ()
         notes += (
             f"Only the first {len(kept)} layers hold the picture's own patches; the others are left out.",
+        )
+    if any(len({layer.heads for layer in layers}) > 1 for layers in maps.values()):
+        raise UnsupportedModelError(
+            "survey_inputs: the layers of this model have different numbers of heads, which one table cannot hold; "
+            "choose another model."
         )
     entering: dict[Kind, Sequence[Tensor]] = {
         kind: hidden[: len(layers)]

@@ -126,7 +126,8 @@ def show(board: Board, choices: HeadsChoices) -> HeadGrid | None:
         )
     material = heads_sources.material(page, choices, board.traced)
     if material is None:
-        waiting_view("Upload a file above; its statistics appear here.")
+        wanted = "a file, or paste texts," if page == "text" else "pictures"
+        waiting_view(f"Upload {wanted} above; the statistics appear here.")
         return None
     survey, job = _survey(board, material)
     if survey is None or board.part not in survey.tables:
@@ -137,7 +138,7 @@ def show(board: Board, choices: HeadsChoices) -> HeadGrid | None:
         return None
     grid, classes = _grid(board, choices, material, survey, threshold_place)
     _SHOWS[shown](board, choices, material, survey, grid, classes)
-    notes((*grid.notes, *material.notes))
+    notes(material.notes if shown == "grid" else (*grid.notes, *material.notes))  # the grid has its own
     return grid
 
 
@@ -191,7 +192,8 @@ def _grid(
         return classify_heads(found, picture=board.picture, rules=rules)
 
     classes = classified(values)
-    stable, intervals = _uncertain(table, classified, classes, values)
+    key = cached.digest(board.traced.model.name, board.traced.model.revision, material.key, board.part)
+    stable, intervals = _uncertain(key, table, classified, classes, values)
     with threshold_place:
         if not kovaleva:
             heads_shows.thresholds(board.page, choices, classes)
@@ -240,6 +242,7 @@ def _fitting(choices: HeadsChoices) -> dict[str, float]:
 
 
 def _uncertain(
+    key: str,
     table: HeadTable,
     classified: Callable[[Mapping[str, Any]], HeadClasses],
     classes: HeadClasses,
@@ -248,7 +251,7 @@ def _uncertain(
     """How often each head keeps its class over samples of the inputs, and 95 % intervals of the statistics."""
     if table.inputs < FEW:
         return None, {}
-    drawn = table.resampled(list(table.totals), samples=SAMPLES)
+    drawn = heads_cache.resampled(key, table.inputs, SAMPLES, _table=table)
     extra = {
         key: np.broadcast_to(value, (SAMPLES, *value.shape))
         for key, value in values.items()
@@ -399,7 +402,7 @@ def _clusters(
     if running.result is None:
         waiting_view("The distances appear here in a moment.")
         return
-    heads_shows.clusters(board.page, grid, running.result)
+    heads_shows.clusters(board.page, choices, grid, running.result)
 
 
 def _ranking(

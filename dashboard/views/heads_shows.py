@@ -189,15 +189,25 @@ def layers(page: Page, grid: HeadGrid) -> None:
 # Clusters -----------------------------------------------------------------------------------------------------------
 
 
-def clusters(page: Page, grid: HeadGrid, distances: HeadDistances) -> None:
+def clusters(page: Page, choices: HeadsChoices, grid: HeadGrid, distances: HeadDistances) -> None:
     """Heads near each other that look at the same, in the plane and as a sorted matrix."""
     from analysis.heads.clusters import embed, head_order
 
     mean = distances.mean
     embedding, order = embed(mean), head_order(mean)
+    key = f"{page}_heads_colour"
+    choice(
+        "Colour",
+        ("class", "layer"),
+        choices.colour,
+        key=key,
+        on_change=lambda: choose_patterns(page, colour=st.session_state[key]),
+        words=lambda colour: f"Colour by {colour}",
+        width=170,
+    )
     with st.container(horizontal=True, key=f"{page}_heads_clusters"):
         _plot(
-            charts.heads_plane(grid, distances.heads, embedding.points),
+            charts.heads_plane(grid, distances.heads, embedding.points, by_layer=choices.colour == "layer"),
             f"{page}_heads_plane",
             "Heads in the plane",
         )

@@ -21,10 +21,11 @@ from dashboard.text_files import read_text_file
 Page = Literal["text", "image"]
 
 WORDS: Mapping[Page, Mapping[Source, str]] = {
-    "text": {"input": "Over this text", "sample": "Over the sample corpus", "file": "Over a file of texts"},
+    "text": {"input": "Over this text", "sample": "Over the sample corpus", "file": "Over texts of yours"},
     "image": {"input": "Over this picture", "sample": "Over the samples", "file": "Over pictures of yours"},
 }
 MEGABYTES = 1
+PASTED_CHARACTERS = 200_000
 MOST_PICTURES = 200
 PICTURE_MEGABYTES = 25
 
@@ -111,6 +112,15 @@ def _texts_of_file() -> Material | None:
             on_change=partial(_read_texts, key, kept),
             width=520,
         )
+        with st.popover("Paste texts", key="text_heads_paste_place"):
+            st.text_area(
+                "Texts, one a line",
+                key="text_heads_paste",
+                height=220,
+                width=520,
+                max_chars=PASTED_CHARACTERS,
+                on_change=partial(_pasted, "text_heads_paste", kept),
+            )
         found: Uploaded | None = st.session_state.get(kept)
         if found is not None and len(found.columns) > 1:
             names = list(found.columns)
@@ -154,6 +164,16 @@ def _read_texts(key: str, kept: str) -> None:
     notes = (f"{file.name}: {read.note}.", *corpus.notes) if read.note else corpus.notes
     digest = cached.digest(file.name, json.dumps(dict(corpus.columns)))
     st.session_state[kept] = Uploaded(digest, file.name, corpus.columns, corpus.likely, notes)
+
+
+def _pasted(key: str, kept: str) -> None:
+    text: str = st.session_state[key]
+    st.session_state[f"{kept}_problem"] = None
+    if not text.strip():
+        return
+    corpus = read_corpus(text, table=False)
+    digest = cached.digest("pasted", text)
+    st.session_state[kept] = Uploaded(digest, "what you pasted", corpus.columns, LINES, corpus.notes)
 
 
 def _column_picked(key: str, kept: str) -> None:

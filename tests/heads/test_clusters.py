@@ -275,3 +275,14 @@ def test_the_order_is_a_short_way_through_the_heads(clark):
 def test_what_is_no_matrix_of_distances_is_refused(draw, distances, message):
     with pytest.raises(ValueError, match=re.escape(f"{draw.__name__}: {message}")):
         draw(distances)
+
+
+def test_rows_that_lie_evenly_stand_for_all():
+    generator = torch.Generator().manual_seed(5)
+    weights = torch.rand(1, 3, 40, 11, generator=generator).softmax(-1)
+    few = head_distances([DenseMap(weights)], most_rows=8)
+    chosen = head_distances([DenseMap(weights[:, :, ::5])])
+    np.testing.assert_allclose(few.sums, chosen.sums, rtol=1e-6)
+    assert (few.rows, chosen.rows) == (8, 8)
+    whole = head_distances([DenseMap(weights)], most_rows=40)
+    np.testing.assert_array_equal(whole.sums, head_distances([DenseMap(weights)]).sums)

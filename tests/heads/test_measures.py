@@ -121,6 +121,7 @@ def test_equal_weights():
     assert mean_of(found, "first") == mean_of(found, "classifier") == pytest.approx(1 / n)
     assert mean_of(found, "separator") == mean_of(found, "punctuation") == pytest.approx(1 / n)
     assert mean_of(found, "column") == mean_of(found, "any_column") == pytest.approx(1 / n)
+    assert mean_of(found, "rarest_weight") == pytest.approx(1 / n)
     assert mean_of(found, "near") == pytest.approx(mean_of(found, "near_chance"))
     distances = np.abs(np.arange(1, 8)[:, None] - np.arange(n))
     assert mean_of(found, "distance") == pytest.approx(distances.mean(), rel=1e-5)

@@ -14,11 +14,12 @@ from analysis.heads.positions import layouts_of, piece_counts
 from analysis.heads.survey import MOST_INPUTS, HeadTable, Surveyor, batches, stacked, survey_inputs
 from analysis.images import read_picture
 from analysis.inputs import Inputs, encode_image, encode_pair, encode_text
-from analysis.models import LoadedModel
+from analysis.models import LoadedModel, load_model
 from analysis.samples import sample_picture_bytes
 from analysis.trace import trace
 from tests import input_helpers as tiny
 from tests.evidence.oracle_models import small_vit
+from tests.tiny_models import BY_NAME
 
 TEXTS = (
     "the house is old",
@@ -112,6 +113,32 @@ def test_pictures_have_likeness_and_distance():
     one = survey_inputs(model, inputs[:1]).tables["encoder"]
     np.testing.assert_allclose(one.value("pixels"), values["pixels"], rtol=1e-5)
     assert classify_heads(values, picture=True).best.shape == (4, 3)
+
+
+def test_a_batch_without_a_statistic_counts_no_query_of_it(bert):
+    pair, single = encode_pair(bert, "the house is old", "hello"), encode_text(bert, "a great day " * 18)
+    surveyor = Surveyor()
+    for each in (single, pair):
+        survey_inputs(bert, [each], surveyor=surveyor)
+    table = surveyor.survey().tables["encoder"]
+    assert table.inputs == 2
+    assert table.counts["same_segment"].tolist()[0] == 0
+    alone = survey_inputs(bert, [pair]).tables["encoder"]
+    np.testing.assert_array_equal(table.value("same_segment"), alone.value("same_segment"))
+
+
+def test_models_with_a_learned_query_and_with_windows_are_surveyed(tmp_path):
+    recurrent = load_model("recurrent-sentiment", device="cpu")
+    found = survey_inputs(recurrent, [encode_text(recurrent, text) for text in ("A dull start.", "Great")])
+    assert {kind: table.inputs for kind, table in found.tables.items()} == {"encoder": 1, "cross": 1}
+    BY_NAME["Swin"].build().save_pretrained(tmp_path)
+    swin = load_model(tmp_path, device="cpu")
+    picture = read_picture(sample_picture_bytes("cat"))
+    found = survey_inputs(swin, [encode_image(swin, picture, side=64)])
+    table = found.tables["encoder"]
+    assert table.shape[0] < swin.layers, "layers of merged patches are left out"
+    assert any("merged" in note or "left out" in note for note in found.notes)
+    assert np.isfinite(table.value("pixels")).all()
 
 
 def test_a_stopped_run_keeps_what_it_has(bert):

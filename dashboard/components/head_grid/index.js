@@ -18,7 +18,7 @@ const KINDS = {
   cross: "cross-attention (decoder queries, encoder keys)",
 };
 const HINT =
-  "Colour and letters: class. Bar: how well it fits, 0 to 1. Click or Enter marks a head; double-click or Enter again opens it.";
+  "Colour and letters: class. Bar: how well it fits, 0 to 1. Click or Enter opens a head; Space or Shift+click marks it.";
 
 const samePlace = (a, b) => a === b || Boolean(a && b && a[0] === b[0] && a[1] === b[1]);
 const countOf = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
@@ -42,7 +42,7 @@ class HeadGrid {
       parent: root,
       tabindex: "0",
       role: "application",
-      "aria-label": "All heads. Arrow keys: another head. Enter: mark it, again: open it.",
+      "aria-label": "All heads. Arrow keys: another head. Enter: open it. Space: mark it.",
     });
     this.sheet = make("div", "roles-sheet", { parent: this.stage });
     this.top = make("div", "roles-top", { parent: this.sheet, "aria-hidden": "true" });
@@ -71,11 +71,8 @@ class HeadGrid {
     this.grid.addEventListener("pointerleave", () => this.byKeys || this.point(null));
     this.grid.addEventListener("click", (event) => {
       const place = this.headAt(event);
-      if (place) this.mark(place);
-    });
-    this.grid.addEventListener("dblclick", (event) => {
-      const place = this.headAt(event);
-      if (place) this.open(place);
+      if (place && event.shiftKey) this.mark(place);
+      else if (place) this.open(place);
     });
     this.stage.addEventListener("keydown", (event) => this.key(event));
     this.stage.addEventListener("scroll", () => this.byKeys && this.pointed && this.tell());
@@ -437,11 +434,9 @@ class HeadGrid {
       this.point([clamp(to[0], 0, layers - 1), clamp(to[1], 0, heads - 1)]);
       this.ring.scrollIntoView({ block: "nearest", inline: "nearest" });
       this.tell();
-    } else if (event.key === "Enter" || event.key === " ") {
-      const place = [layer, head];
-      if (samePlace(place, this.marked)) this.open(place);
-      else this.mark(place);
-    } else if (event.key === "Escape" && this.pointed) this.point(null);
+    } else if (event.key === "Enter") this.open([layer, head]);
+    else if (event.key === " ") this.mark([layer, head]);
+    else if (event.key === "Escape" && this.pointed) this.point(null);
     else if (event.key === "Escape" && this.marked) this.mark(null);
     else return;
     event.preventDefault();

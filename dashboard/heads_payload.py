@@ -26,6 +26,11 @@ TOLD_NUMBERS = 14
 """Most statistics that a tooltip tells; the rest is in files."""
 
 
+def _told_unit(unit: str) -> str:
+    """What stands behind a number in a tooltip: nothing for what has no dimension."""
+    return "" if unit in ("share", "correlation") else visible_text(unit)
+
+
 def head_grid_payload(view: HeadGrid) -> bytes:
     """What the ``head_grid`` component draws.
 
@@ -62,7 +67,7 @@ def head_grid_payload(view: HeadGrid) -> bytes:
         "pale": PALE,
         "marks": [[visible_text(mark) for mark in row] for row in grid_marks(view)],
         "variants": [[visible_text(variant) for variant in row] for row in view.variants],
-        "numbers": [{"title": visible_text(each.title), "unit": visible_text(each.unit)} for each in told],
+        "numbers": [{"title": visible_text(each.title), "unit": _told_unit(each.unit)} for each in told],
         "more": len(view.numbers) - len(told),
         "notes": [visible_text(note) for note in view.notes],
         "input": _digest(view),

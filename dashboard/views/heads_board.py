@@ -137,7 +137,7 @@ def show(board: Board, choices: HeadsChoices) -> HeadGrid | None:
             waiting_view("The first statistics appear here in a moment.")
         return None
     grid, classes = _grid(board, choices, material, survey, threshold_place)
-    _SHOWS[shown](board, choices, material, survey, grid, classes)
+    _SHOWS[shown](Look(board, choices, material, grid, classes))
     notes(material.notes if shown == "grid" else (*grid.notes, *material.notes))  # the grid has its own
     return grid
 
@@ -340,10 +340,9 @@ def _importance(board: Board, choices: HeadsChoices, shape: tuple[int, int]) -> 
     except Exception as error:  # noqa: BLE001 - told, and the statistics stay
         evidence_tools.tell_refusals([("Importance", error)])
         return ()
-    kind = board.part if board.part in found else next(iter(found))
-    values = found[kind].numpy().astype(np.float32)
-    if values.shape != shape:
+    if board.part not in found or found[board.part].shape != shape:
         return ()
+    values = found[board.part].numpy().astype(np.float32)
     unit = "of the target" if choices.worth == "gradient" else "change of the target"
     title = WORTH_WORDS[choices.worth].removeprefix("Importance: ").capitalize()
     note(f"{WORTH_WORDS[choices.worth]}, on this input, of: {target.label}.")
@@ -353,19 +352,23 @@ def _importance(board: Board, choices: HeadsChoices, shape: tuple[int, int]) -> 
 # What is shown ------------------------------------------------------------------------------------------------------
 
 
-def _show_grid(
-    board: Board,
-    choices: HeadsChoices,
-    material: Material,
-    survey: Survey,
-    grid: HeadGrid,
-    classes: HeadClasses,
-) -> None:
-    page = board.page
+@dataclass(frozen=True)
+class Look:
+    """What one way of looking draws from."""
+
+    board: Board
+    choices: HeadsChoices
+    material: Material
+    grid: HeadGrid
+    classes: HeadClasses
+
+
+def _show_grid(look: Look) -> None:
+    page = look.board.page
     key = f"{page}_head_grid"
-    payload = head_grid_payload(grid)
+    payload = head_grid_payload(look.grid)
     header, _ = figures.read_header(payload)
-    head_grid(payload, key=key, on_change=partial(_said, page, header, classes.keys, key))
+    head_grid(payload, key=key, on_change=partial(_said, page, header, look.classes.keys, key))
 
 
 def _said(page: Page, header: Mapping[str, Any], keys: Sequence[str], key: str) -> None:
@@ -387,69 +390,35 @@ def open_head(page: Page, layer: int, head: int) -> None:
     choose(page, layer=layer, heads=(head,), aggregation="head", view=view)
 
 
-def _clusters(
-    board: Board,
-    choices: HeadsChoices,
-    material: Material,
-    survey: Survey,
-    grid: HeadGrid,
-    classes: HeadClasses,
-) -> None:
-    shared = board.traced.shared
-    running = heads_cache.distances(shared, material.key, board.part, material.make)
+def _clusters(look: Look) -> None:
+    board, material = look.board, look.material
+    running = heads_cache.distances(board.traced.shared, material.key, board.part, material.make)
     if running.job.state != "ready":
         _progress(board.page, "Distances between heads", running.job, _nothing, of="heads_distances")
     if running.result is None:
         waiting_view("The distances appear here in a moment.")
         return
-    heads_shows.clusters(board.page, choices, grid, running.result)
+    heads_shows.clusters(board.page, look.choices, look.grid, running.result)
 
 
-def _ranking(
-    board: Board,
-    choices: HeadsChoices,
-    material: Material,
-    survey: Survey,
-    grid: HeadGrid,
-    classes: HeadClasses,
-) -> None:
-    heads_shows.ranking(board.page, choices, grid)
+def _ranking(look: Look) -> None:
+    heads_shows.ranking(look.board.page, look.choices, look.grid)
 
 
-def _scatter(
-    board: Board,
-    choices: HeadsChoices,
-    material: Material,
-    survey: Survey,
-    grid: HeadGrid,
-    classes: HeadClasses,
-) -> None:
-    heads_shows.scatter(board.page, choices, grid)
+def _scatter(look: Look) -> None:
+    heads_shows.scatter(look.board.page, look.choices, look.grid)
 
 
-def _layers(
-    board: Board,
-    choices: HeadsChoices,
-    material: Material,
-    survey: Survey,
-    grid: HeadGrid,
-    classes: HeadClasses,
-) -> None:
-    heads_shows.layers(board.page, grid)
+def _layers(look: Look) -> None:
+    heads_shows.layers(look.board.page, look.grid)
 
 
-def _syntax(
-    board: Board,
-    choices: HeadsChoices,
-    material: Material,
-    survey: Survey,
-    grid: HeadGrid,
-    classes: HeadClasses,
-) -> None:
-    heads_syntax.show(board.page, board.traced, board.part, partial(_progress, board.page, of="heads_syntax"))
+def _syntax(look: Look) -> None:
+    page, traced = look.board.page, look.board.traced
+    heads_syntax.show(page, traced, partial(_progress, page, of="heads_syntax"))
 
 
-_SHOWS: Mapping[Show, Callable[..., None]] = {
+_SHOWS: Mapping[Show, Callable[[Look], None]] = {
     "grid": _show_grid,
     "ranking": _ranking,
     "scatter": _scatter,

@@ -38,7 +38,7 @@ def thresholds(page: Page, choices: HeadsChoices, classes: HeadClasses) -> None:
             with st.container(horizontal=True, vertical_alignment="center", key=f"{key}_row"):
                 with st.container(width=390):
                     heading(rule.title, rule.meaning)
-                    note(f"{rule.meaning} Told by: {rule.formula}. {rule.source}.")
+                    note(f"{rule.meaning} Told by {rule.formula}. Source: {rule.source}.")
                 st.slider(
                     f"Threshold of {rule.title}",
                     0.05,

@@ -65,7 +65,7 @@ def _counted(traced: cached.Traced) -> tuple[SyntaxCounts, SyntaxCounts] | None:
     return running.result  # type: ignore[no-any-return]
 
 
-def show(page: Page, traced: cached.Traced, part: Part, progress: Callable[..., None]) -> None:
+def show(page: Page, traced: cached.Traced, progress: Callable[..., None]) -> None:
     """Upload, progress, and the table of the best head of each relation.
 
     Args:

@@ -25,7 +25,7 @@ from dashboard.evidence_jobs import Job, Progress
 if TYPE_CHECKING:
     from analysis.heads.clusters import HeadDistances
     from analysis.heads.survey import HeadTable, Survey, Surveyor
-    from analysis.heads.syntax import SyntaxCounts
+    from analysis.heads.syntax import SyntaxCounter, SyntaxCounts
     from analysis.heads.treebank import ParsedSentence
     from analysis.hf.attention import Kind
     from analysis.inputs import Inputs
@@ -39,6 +39,9 @@ DISTANCE_INPUTS = 40
 
 DISTANCE_ROWS = 64
 """Queries of an input that they are taken over, where there are more."""
+
+SYNTAX_SENTENCES = 64
+"""Sentences of each half of a treebank that are counted before the other half gets its turn."""
 
 MakeInputs = Callable[["LoadedModel"], "Sequence[Inputs]"]
 
@@ -167,30 +170,37 @@ def distances(shared: SharedModel, key: Hashable, kind: Kind, make: MakeInputs) 
 
 
 def syntax(shared: SharedModel, key: Hashable, sentences: Sequence[ParsedSentence]) -> Running:
-    """How often each head follows each dependency relation."""
-    from analysis.heads.syntax import SyntaxCounter, syntax_over
+    """How often each head follows each dependency relation, on two halves of a treebank; both grow together."""
+    from analysis.heads.syntax import SyntaxCounter, split_sentences, syntax_over
 
     whole = ("syntax", *shared.request, key)
 
     def work(progress: Progress) -> tuple[SyntaxCounts, SyntaxCounts]:
-        from analysis.heads.syntax import split_sentences
-
         halves = split_sentences(sentences)
-        found = []
-        for index, half in enumerate(halves):
-            counter = SyntaxCounter()
+        counters = SyntaxCounter(), SyntaxCounter()
+        done = 0
 
-            def told(done: float, index: int = index) -> None:
-                progress((index + done) / 2)
+        def told(share: float) -> None:
+            progress((done + share * len(part)) / len(sentences))
 
-            syntax_over(shared.model, half, counter=counter, progress=told)
-            counts = counter.counts
-            assert counts is not None, "each half holds a sentence"
-            found.append(counts)
-        return found[0], found[1]
+        for start in range(0, max(map(len, halves)), SYNTAX_SENTENCES):
+            for half, counter in zip(halves, counters, strict=True):
+                part = half[start : start + SYNTAX_SENTENCES]
+                if part:
+                    syntax_over(shared.model, part, counter=counter, progress=told)
+                    done += len(part)
+            _kept().put(whole, _both(counters))
+        return _both(counters)
 
     job = jobs().request(whole, in_turns(shared, work))
-    return Running(job, job.answer if job.state == "ready" else None)
+    return Running(job, job.answer if job.state == "ready" else _kept().get(whole))
+
+
+def _both(counters: tuple[SyntaxCounter, SyntaxCounter]) -> tuple[SyntaxCounts, SyntaxCounts]:
+    first, second = (counter.counts for counter in counters)
+    assert first is not None, "each half holds a sentence"
+    assert second is not None, "each half holds a sentence"
+    return first, second
 
 
 def ablation(traced: Traced, target: Any, how: Literal["uniform", "zero"]) -> Running:

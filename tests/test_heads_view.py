@@ -293,3 +293,20 @@ def test_every_statistic_can_rank():
 def test_the_grid_is_exported_with_what_it_is_over():
     data = export_figure(head_grid(), provenance(), "csv").decode()
     assert "layer,head,class" in data
+
+
+def test_a_stopped_treebank_keeps_both_halves():
+    from analysis.heads.treebank import read_treebank
+
+    opened(over="input")
+    shared = cached.shared_model("minilm", None)
+    sentences = read_treebank(TREEBANK * 2000)
+    running = heads_cache.syntax(shared, "stopped", sentences)
+    while heads_cache.syntax(shared, "stopped", sentences).result is None:
+        assert not running.job.wait(0.02)
+    running.job.stop()
+    assert running.job.wait(60)
+    first, second = heads_cache.syntax(shared, "stopped", sentences).result
+    assert running.job.state == "stopped"
+    assert 0 < first.sentences < 1000
+    assert 0 < second.sentences < 1000

@@ -92,8 +92,8 @@ def show(page: Page, traced: cached.Traced, progress: Callable[..., None]) -> No
     running = heads_cache.syntax(traced.shared, kept["digest"], kept["sentences"])
     if running.job.state != "ready":
         progress(f"Dependencies of {len(kept['sentences']):,} sentences", running.job, lambda: 0)
-        if running.result is None:
-            waiting_view("The table appears here when the sentences are through.")
+    if running.result is None:
+        waiting_view("The table appears here when the first sentences are through.")
         return
     _table(running.result, kept["name"])
 

@@ -20,6 +20,8 @@ from dashboard.figures import read_header, with_header
 COMPONENTS = Path(__file__).parent
 
 KITS: Mapping[str, tuple[str, ...]] = {
+    "model_view": ("thumbnail_kit",),
+    "head_grid": ("thumbnail_kit",),
     "patch_map": ("picture_kit",),
     "evidence_maps": ("picture_kit", "evidence_kit"),
     "evidence_words": ("evidence_kit",),
@@ -43,9 +45,10 @@ class ComponentFiles:
 def component_files(name: str) -> ComponentFiles:
     """Source of the component in the folder ``name``, the shared kit included."""
     kits = ("kit", *KITS.get(name, ()))
+    scripts = [*(f"{kit}.js" for kit in kits), f"{name}/index.js"]
+    styles = [*(f"{kit}.css" for kit in kits if (COMPONENTS / f"{kit}.css").is_file()), f"{name}/style.css"]
     return ComponentFiles(
-        script="\n".join(_source(path) for path in (*(f"{kit}.js" for kit in kits), f"{name}/index.js")),
-        style="\n".join(_source(path) for path in (*(f"{kit}.css" for kit in kits), f"{name}/style.css")),
+        script="\n".join(_source(path) for path in scripts), style="\n".join(_source(path) for path in styles)
     )
 
 

@@ -258,34 +258,13 @@ class HeadGrid {
 
   // Drawing ----------------------------------------------------------------------------------------------------
 
-  /**
-   * Maps of a layer's heads side by side on a canvas, a pixel a cell. Where a cell would be much smaller than a pixel
-   * of the screen, a pixel is the maximum of a block of cells, so that thin patterns stay.
-   */
   mapsOf(layer) {
-    const [, heads, rows, columns] = this.header.arrays.weights.shape;
     const { weights, lut, limits } = this.arrays;
-    const side = Math.max(this.cell.map.width, this.cell.map.height) * (window.devicePixelRatio || 1);
-    const block = Math.max(Math.floor(Math.max(rows, columns) / side), 1);
-    const [height, width] = [Math.ceil(rows / block), Math.ceil(columns / block)];
-    const levels = new Uint8Array(height * width * heads);
-    const colours = new Uint8Array(256);
-    for (let head = 0; head < heads; head += 1) {
-      const limit = limits[layer * heads + head];
-      for (let level = 0; level < 256; level += 1) colours[level] = Math.round(255 * Math.min((level / 255) ** 2 / limit, 1));
-      let from = (layer * heads + head) * rows * columns;
-      for (let row = 0; row < rows; row += 1) {
-        const to = (Math.floor(row / block) * heads + head) * width;
-        for (let column = 0; column < columns; column += 1, from += 1) {
-          const at = to + Math.floor(column / block);
-          const level = colours[weights[from]];
-          if (level > levels[at]) levels[at] = level;
-        }
-      }
-    }
-    const canvas = document.createElement("canvas");
-    paintLevels(canvas, levels, width * heads, height, lut);
-    return { canvas, width, height, rows, columns };
+    const shape = this.header.arrays.weights.shape;
+    const heads = [...Array(shape[1]).keys()];
+    const limitOf = (head) => limits[layer * heads.length + head];
+    const side = Math.max(this.cell.map.width, this.cell.map.height);
+    return headMaps({ weights, lut, shape, layer, heads, size: shape.slice(2), limitOf, side });
   }
 
   paint() {

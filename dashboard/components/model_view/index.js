@@ -229,34 +229,11 @@ class ModelView {
     return this.state.shared_scale ? shared : this.arrays.limits[layer * heads + head];
   }
 
-  /**
-   * Maps of some heads of a layer side by side on a canvas, a pixel a cell. Where a cell would be much smaller than a
-   * pixel of the screen, a pixel is the maximum of a block of cells, so that thin patterns stay.
-   */
   mapsOf(layer, heads, side) {
-    const [, every, high, broad] = this.header.arrays.weights.shape;
-    const [, rows, columns] = this.header.shapes[layer]; // a layer fills the start of its array
     const { weights, lut } = this.arrays;
-    const block = Math.max(Math.floor(Math.max(rows, columns) / (side * (window.devicePixelRatio || 1))), 1);
-    const [height, width] = [Math.ceil(rows / block), Math.ceil(columns / block)];
-    const levels = new Uint8Array(height * width * heads.length);
-    const colours = new Uint8Array(256);
-    heads.forEach((head, place) => {
-      const limit = this.limitOf(layer, head);
-      for (let level = 0; level < 256; level += 1) colours[level] = Math.round(255 * Math.min((level / 255) ** 2 / limit, 1));
-      for (let row = 0; row < rows; row += 1) {
-        let from = ((layer * every + head) * high + row) * broad;
-        const to = (Math.floor(row / block) * heads.length + place) * width;
-        for (let column = 0; column < columns; column += 1, from += 1) {
-          const at = to + Math.floor(column / block);
-          const level = colours[weights[from]];
-          if (level > levels[at]) levels[at] = level;
-        }
-      }
-    });
-    const canvas = document.createElement("canvas");
-    paintLevels(canvas, levels, width * heads.length, height, lut);
-    return { canvas, width, height, rows, columns };
+    const shape = this.header.arrays.weights.shape;
+    const size = this.header.shapes[layer].slice(1); // a layer fills the start of its array
+    return headMaps({ weights, lut, shape, layer, heads, size, limitOf: (head) => this.limitOf(layer, head), side });
   }
 
   /** Draws one of the maps of `mapsOf` into a box, in its own proportions. */

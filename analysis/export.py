@@ -28,7 +28,7 @@ from analysis.figure_data import (
     EvidenceWords,
     Figure,
     HeadGrid,
-    HeadNumbers,
+    HeadStatistic,
     HeadView,
     MatrixView,
     ModelView,
@@ -270,7 +270,7 @@ def _array_summary(array: NDArray[Any]) -> dict[str, Any]:
     return {"shape": list(array.shape), "dtype": str(exact.dtype), "sha256": digest}
 
 
-def _numbers_summary(numbers: HeadNumbers) -> dict[str, Any]:
+def _numbers_summary(numbers: HeadStatistic) -> dict[str, Any]:
     """A statistic of every head without its numbers."""
     arrays = {"values": numbers.values, "low": numbers.low, "high": numbers.high}
     summaries = {name: None if array is None else _array_summary(array) for name, array in arrays.items()}
@@ -293,7 +293,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, EvidencePanel):
         return _plain(dataclasses.asdict(value))
-    if isinstance(value, HeadNumbers):
+    if isinstance(value, HeadStatistic):
         return _numbers_summary(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}

@@ -287,7 +287,7 @@ class EvidenceWords:
 
 
 @dataclass(frozen=True)
-class HeadNumbers:
+class HeadStatistic:
     """One statistic of every head.
 
     Attributes:
@@ -329,7 +329,7 @@ class HeadGrid:
     variants: tuple[tuple[str, ...], ...]
     scores: Floats
     margins: Floats
-    numbers: tuple[HeadNumbers, ...] = ()
+    numbers: tuple[HeadStatistic, ...] = ()
     thumbnails: Floats | None = None
     stable: Floats | None = None
     shown: tuple[int, ...] | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.figure_data import HEAD_COLOURS, EvidenceWords, HeadGrid, HeadNumbers, TokenScores
+from analysis.figure_data import HEAD_COLOURS, EvidenceWords, HeadGrid, HeadStatistic, TokenScores
 from analysis.visible import above_scale, score_limits, short_label, visible_text
 from analysis.visible_evidence import AGAINST, FOR, UNSIGNED, drawn_scores
 from analysis.visible_heads import class_colour
@@ -338,7 +338,7 @@ def _points(
 
 
 def heads_scatter(
-    grid: HeadGrid, across: HeadNumbers, up: HeadNumbers, size: HeadNumbers | None = None
+    grid: HeadGrid, across: HeadStatistic, up: HeadStatistic, size: HeadStatistic | None = None
 ) -> go.Figure:
     """Every head by two statistics, coloured by class; the area of a point grows with |size|."""
     import plotly.graph_objects as go
@@ -395,7 +395,7 @@ def heads_by_layer(grid: HeadGrid) -> go.Figure:
     )
 
 
-def statistic_by_layer(grid: HeadGrid, number: HeadNumbers) -> go.Figure:
+def statistic_by_layer(grid: HeadGrid, number: HeadStatistic) -> go.Figure:
     """Every head of each layer by one statistic, coloured by class, and the layer's mean as a line."""
     import plotly.graph_objects as go
 

@@ -7,7 +7,7 @@ import numpy as np
 from analysis.figure_data import (
     Figure,
     HeadGrid,
-    HeadNumbers,
+    HeadStatistic,
     HeadView,
     MatrixView,
     ModelView,
@@ -129,8 +129,8 @@ def head_grid(**changes):
         "scores": values,
         "margins": values / 2,
         "numbers": (
-            HeadNumbers("entropy", "Entropy", "nats", values * 3, values * 2, values * 4),
-            HeadNumbers("offset-1", "Weight on a<b<c", "", lacking),
+            HeadStatistic("entropy", "Entropy", "nats", values * 3, values * 2, values * 4),
+            HeadStatistic("offset-1", "Weight on a<b<c", "", lacking),
         ),
         "thumbnails": softmax_rows((2, 3, 4, 5), seed=10),
         "stable": 1 - values / 3,

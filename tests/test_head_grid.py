@@ -20,7 +20,7 @@ from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from analysis.export import ExportFormat, export_figure, figure_name, read_provenance, refusal
-from analysis.figure_data import HeadNumbers, weight_levels
+from analysis.figure_data import HeadStatistic, weight_levels
 from analysis.visible import caption_lines, shown_in_words, visible_text
 from analysis.visible_heads import (
     CLASS_COLOURS,
@@ -75,7 +75,9 @@ def test_a_blob_without_maps_and_numbers_is_small():
 
 
 def test_of_many_statistics_the_first_are_sent_and_the_rest_told():
-    numbers = tuple(HeadNumbers(f"k{index}", f"t{index}", "", np.full((2, 3), index)) for index in range(20))
+    numbers = tuple(
+        HeadStatistic(f"k{index}", f"t{index}", "", np.full((2, 3), index)) for index in range(20)
+    )
     header, arrays = unpack(head_grid_payload(head_grid(numbers=numbers)))
     assert (len(header["numbers"]), header["more"]) == (TOLD_NUMBERS, 6)
     assert arrays["values"][:, 0, 0].tolist() == list(range(TOLD_NUMBERS))
@@ -117,9 +119,9 @@ WRONG = np.full((2, 3), 2.0)
         ({"shown": (0, 4)}, r"shown must be indices of 4 classes but is \(0, 4\); use None for all"),
         ({"marked": (2, 0)}, r"marked must be a \(layer, head\) of 2 × 3 but is \(2, 0\)"),
         ({"numbers": head_grid().numbers * 2}, "numbers must have a key each but 'entropy' comes twice"),
-        ({"numbers": (HeadNumbers("a", "A", "", WRONG, WRONG),)}, "interval of 'a' must have low and high"),
-        ({"numbers": (HeadNumbers("a", "A", "", WRONG[:1]),)}, r"values of 'a' must be \(2, 3\) but is \(1, 3\)"),
-        ({"numbers": (HeadNumbers("a", "A", "", WRONG, WRONG, WRONG[0]),)}, r"high of 'a' must be \(2, 3\)"),
+        ({"numbers": (HeadStatistic("a", "A", "", WRONG, WRONG),)}, "interval of 'a' must have low and high"),
+        ({"numbers": (HeadStatistic("a", "A", "", WRONG[:1]),)}, r"values of 'a' must be \(2, 3\) but is \(1, 3\)"),
+        ({"numbers": (HeadStatistic("a", "A", "", WRONG, WRONG, WRONG[0]),)}, r"high of 'a' must be \(2, 3\)"),
     ],
     ids=lambda value: value[:34] if isinstance(value, str) else "",
 )  # fmt: skip
@@ -372,7 +374,7 @@ def test_csv_holds_a_row_a_head_with_every_statistic():
 
 
 def test_a_statistic_with_the_name_of_a_formula_is_no_formula():
-    view = head_grid(numbers=(HeadNumbers("=1+1", "A", "", np.ones((2, 3))),))
+    view = head_grid(numbers=(HeadStatistic("=1+1", "A", "", np.ones((2, 3))),))
     assert list(read_table(export_figure(view, provenance(), "csv")).columns)[-1] == "'=1+1"
 
 

@@ -7,24 +7,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import streamlit as st
 
-from analysis.figure_data import Floats, HeadGrid, HeadNumbers
-from dashboard import cached, evidence_cache, figures, heads_cache
+from analysis.figure_data import HeadGrid
+from dashboard import figures, heads_cache
 from dashboard.components import checked_head_grid, head_grid
 from dashboard.evidence_jobs import Job
-from dashboard.frame import choice, note, notes, polled, views, waiting_view
-from dashboard.heads_choices import HeadsChoices, Scheme, Show, Worth
+from dashboard.frame import choice, note, notes, views, waiting_view
+from dashboard.heads_choices import HeadsChoices, Scheme, Show
 from dashboard.heads_payload import head_grid_payload
-from dashboard.selection import Part, choose, choose_patterns, current
-from dashboard.views import evidence_tools, heads_shows, heads_sources, heads_syntax
+from dashboard.selection import choose, choose_patterns, current
+from dashboard.views import heads_shows, heads_sources, heads_syntax
+from dashboard.views.heads_record import WORTH_WORDS, Board, head_grid_record, job_progress, not_counted
 from dashboard.views.heads_sources import Material, Page
 
 if TYPE_CHECKING:
-    from analysis.evidence.targets import Target
     from analysis.heads.patterns import HeadClasses
-    from analysis.heads.survey import HeadTable, Survey
+    from analysis.heads.survey import Survey
 
 SHOW_WORDS: Mapping[Show, str] = {
     "grid": "Grid",
@@ -35,42 +34,7 @@ SHOW_WORDS: Mapping[Show, str] = {
     "syntax": "Syntax",
 }
 SCHEME_WORDS: Mapping[Scheme, str] = {"patterns": "Classes by rules", "kovaleva": "Kovaleva's five"}
-WORTH_WORDS: Mapping[Worth, str] = {
-    "none": "No importance",
-    "gradient": "Importance: gradient",
-    "uniform": "Importance: head made uniform",
-    "zero": "Importance: head removed",
-}
 WAITING = "The heads appear as soon as the model is ready."
-
-SAMPLES = 200
-"""Samples of the bootstrap."""
-
-FEW = 5
-"""Inputs below which a bootstrap says nothing."""
-
-
-@dataclass(frozen=True)
-class Board:
-    """What the view is drawn from.
-
-    Attributes:
-        traced: the page's own input through the model.
-        part: kind of attention.
-        thumbnails: (L, H, r, c) of the page's own input.
-        targets: what importance is measured for, and for which pass.
-    """
-
-    page: Page
-    traced: cached.Traced
-    part: Part
-    thumbnails: Callable[[], Floats | None]
-    targets: Callable[[evidence_cache.Subject], Sequence[Target]]
-
-    @property
-    def picture(self) -> bool:
-        """Whether the inputs are pictures."""
-        return self.page == "image"
 
 
 def tools(page: Page, choices: HeadsChoices, *, text_attention: bool) -> None:
@@ -136,7 +100,7 @@ def show(board: Board, choices: HeadsChoices) -> HeadGrid | None:
         else:
             waiting_view("The first statistics appear here in a moment.")
         return None
-    grid, classes = _grid(board, choices, material, survey, threshold_place)
+    grid, classes = head_grid_record(board, choices, material, survey, threshold_place)
     _SHOWS[shown](Look(board, choices, material, grid, classes))
     notes(material.notes if shown == "grid" else (*grid.notes, *material.notes))  # the grid has its own
     return grid
@@ -152,201 +116,13 @@ def _survey(board: Board, material: Material) -> tuple[Survey | None, Job | None
     shared, page = board.traced.shared, board.page
     running = heads_cache.over(shared, material.key, material.make)
     if running.job.state != "ready":
-        _progress(
+        job_progress(
             page,
             f"Heads over {material.title}",
             running.job,
             partial(heads_cache.inputs_so_far, shared, material.key),
         )
     return running.result, running.job
-
-
-def _progress(page: Page, title: str, job: Job, count: Callable[[], int], *, of: str = "heads") -> None:
-    """How far a job is; the page is drawn again when there are twice as many inputs as it shows."""
-    evidence_tools.progress(page, [(title, job)], of=of)
-    seen = count()
-    if job.active and count is not _nothing:
-        polled(lambda: None, lambda: job.active and count() >= 2 * seen + 8, seconds=1.0)
-
-
-def _nothing() -> int:
-    return 0
-
-
-def _grid(
-    board: Board, choices: HeadsChoices, material: Material, survey: Survey, threshold_place: Any
-) -> tuple[HeadGrid, HeadClasses]:
-    """The record: classes, numbers with intervals, importance."""
-    from analysis.heads.kovaleva import CLASSES, kovaleva_classes
-    from analysis.heads.patterns import classify_heads, title_of, with_thresholds
-
-    table = survey.tables[board.part]
-    values = dict(table.values())
-    values |= heads_syntax.known(board.page, board.traced, board.part, table.shape)
-    kovaleva = choices.scheme == "kovaleva" and "any_column" in values and "offset+0" in values
-    rules = with_thresholds(_fitting(choices))
-
-    def classified(found: Mapping[str, Any]) -> HeadClasses:
-        if kovaleva:
-            return kovaleva_classes(found)
-        return classify_heads(found, picture=board.picture, rules=rules)
-
-    classes = classified(values)
-    key = cached.digest(board.traced.model.name, board.traced.model.revision, material.key, board.part)
-    stable, intervals = _uncertain(key, table, classified, classes, values)
-    with threshold_place:
-        if not kovaleva:
-            heads_shows.thresholds(board.page, choices, classes)
-    told = []
-    if survey.inputs < material.count:
-        told.append(f"Over {survey.inputs:,} of {material.count:,} so far.")
-    if material.one:
-        told.append(
-            "One input is no evidence of what a head is for, only of what it does here. Take a corpus above."
-        )
-    numbers = (*_importance(board, choices, table.shape), *_numbers(table, intervals, values))
-    only = None if choices.classes is None else tuple(
-        index for index, key in enumerate(classes.keys) if key in choices.classes
-    )  # fmt: skip
-    page_choices = getattr(current(), board.page)
-    layers, heads = table.shape
-    marked = (min(page_choices.layer, layers - 1), min((page_choices.heads or (0,))[0], heads - 1))
-    grid = HeadGrid(
-        classes=tuple(CLASSES[key] if kovaleva else title_of(key) for key in classes.keys),
-        best=classes.best,
-        variants=tuple(tuple(map(str, row)) for row in classes.variants),
-        scores=classes.score.astype(np.float32),
-        margins=classes.margin.astype(np.float32),
-        numbers=numbers,
-        thumbnails=board.thumbnails() if survey.tables[board.part].shape == _own_shape(board) else None,
-        stable=stable,
-        shown=only,
-        marked=marked,
-        title=f"{material.title} · {survey.tokens:,} {'positions' if board.picture else 'tokens'}",
-        kind=board.part,
-        notes=(*told, *survey.notes),
-    )
-    return grid, classes
-
-
-def _own_shape(board: Board) -> tuple[int, int]:
-    maps = board.traced.trace.maps(board.part)
-    return len(maps), max(layer.heads for layer in maps)
-
-
-def _fitting(choices: HeadsChoices) -> dict[str, float]:
-    """Thresholds of classes that there are; a link may name others."""
-    from analysis.heads.patterns import PATTERNS
-
-    return {key: value for key, value in choices.thresholds if key in PATTERNS}
-
-
-def _uncertain(
-    key: str,
-    table: HeadTable,
-    classified: Callable[[Mapping[str, Any]], HeadClasses],
-    classes: HeadClasses,
-    values: Mapping[str, Any],
-) -> tuple[Floats | None, dict[str, tuple[Floats, Floats]]]:
-    """How often each head keeps its class over samples of the inputs, and 95 % intervals of the statistics."""
-    if table.inputs < FEW:
-        return None, {}
-    drawn = heads_cache.resampled(key, table.inputs, SAMPLES, _table=table)
-    extra = {
-        key: np.broadcast_to(value, (SAMPLES, *value.shape))
-        for key, value in values.items()
-        if key not in drawn
-    }
-    again = classified({**drawn, **extra})
-    stable = (again.best == classes.best).mean(0).astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        intervals = {
-            key: tuple(np.nanquantile(found, (0.025, 0.975), axis=0).astype(np.float32))
-            for key, found in drawn.items()
-            if not np.isnan(found).all()
-        }
-    return stable, intervals  # type: ignore[return-value]
-
-
-def _numbers(
-    table: HeadTable, intervals: Mapping[str, tuple[Floats, Floats]], values: Mapping[str, Any]
-) -> tuple[HeadNumbers, ...]:
-    """Statistics for tooltips and files, those that a reader asks for first at the top."""
-    from analysis.heads.measures import STATISTICS
-
-    order = [key for key in FIRST if key in table.totals]
-    order += [key for key in STATISTICS if key in table.totals and key not in order]
-    found = []
-    if "syntactic" in values:
-        found.append(
-            HeadNumbers(
-                "syntactic",
-                "Best relation above its baseline",
-                "share",
-                values["syntactic"].astype(np.float32),
-            )
-        )
-    for key in order:
-        statistic = STATISTICS[key]
-        low, high = intervals.get(key, (None, None))
-        found.append(
-            HeadNumbers(key, statistic.title, statistic.unit, values[key].astype(np.float32), low, high)
-        )
-    return tuple(found)
-
-
-FIRST = (
-    *("entropy", "relative_entropy", "max_weight", "offset+0", "offset-1", "offset+1", "classifier", "first"),
-    *(
-        "separator",
-        "punctuation",
-        "column",
-        "near",
-        "distance",
-        "pixels",
-        "content",
-        "row",
-        "grid_column",
-        "register",
-    ),
-)
-"""Statistics at the top of a tooltip, in this order, where they are there."""
-
-
-# Importance ---------------------------------------------------------------------------------------------------------
-
-
-def _importance(board: Board, choices: HeadsChoices, shape: tuple[int, int]) -> tuple[HeadNumbers, ...]:
-    """What each head is worth to the target on the page's own input."""
-    if choices.worth == "none":
-        return ()
-    try:
-        subject = evidence_cache.subject(board.traced)
-        targets = board.targets(subject)
-        if not targets:
-            note("Importance needs a target: choose a class, a word or examples in the Evidence view.")
-            return ()
-        target = targets[0]
-        if choices.worth == "gradient":
-            found = heads_cache.gradient(subject.key, target.key, _run=subject.run, _target=target)
-        else:
-            running = heads_cache.ablation(board.traced, target, choices.worth)
-            found = running.result
-            if found is None:
-                _progress(
-                    board.page, f"{WORTH_WORDS[choices.worth]}", running.job, _nothing, of="heads_worth"
-                )
-                return ()
-    except Exception as error:  # noqa: BLE001 - told, and the statistics stay
-        evidence_tools.tell_refusals([("Importance", error)])
-        return ()
-    if board.part not in found or found[board.part].shape != shape:
-        return ()
-    values = found[board.part].numpy().astype(np.float32)
-    unit = "of the target" if choices.worth == "gradient" else "change of the target"
-    title = WORTH_WORDS[choices.worth].removeprefix("Importance: ").capitalize()
-    note(f"{WORTH_WORDS[choices.worth]}, on this input, of: {target.label}.")
-    return (HeadNumbers("importance", f"Importance ({title.lower()})", unit, values),)
 
 
 # What is shown ------------------------------------------------------------------------------------------------------
@@ -394,7 +170,7 @@ def _clusters(look: Look) -> None:
     board, material = look.board, look.material
     running = heads_cache.distances(board.traced.shared, material.key, board.part, material.make)
     if running.job.state != "ready":
-        _progress(board.page, "Distances between heads", running.job, _nothing, of="heads_distances")
+        job_progress(board.page, "Distances between heads", running.job, not_counted, of="heads_distances")
     if running.result is None:
         waiting_view("The distances appear here in a moment.")
         return
@@ -415,7 +191,7 @@ def _layers(look: Look) -> None:
 
 def _syntax(look: Look) -> None:
     page, traced = look.board.page, look.board.traced
-    heads_syntax.show(page, traced, partial(_progress, page, of="heads_syntax"))
+    heads_syntax.show(page, traced, partial(job_progress, page, of="heads_syntax"))
 
 
 _SHOWS: Mapping[Show, Callable[[Look], None]] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import streamlit as st
 
-from analysis.figure_data import HeadGrid, HeadNumbers
+from analysis.figure_data import HeadGrid, HeadStatistic
 from dashboard import charts
 from dashboard.frame import choice, heading, note
 from dashboard.heads_choices import HeadsChoices
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from analysis.heads.clusters import HeadDistances
     from analysis.heads.patterns import HeadClasses
 
-SCORE = HeadNumbers("score", "Score of the class", "share", np.zeros((0, 0), dtype=np.float32))
+SCORE = HeadStatistic("score", "Score of the class", "share", np.zeros((0, 0), dtype=np.float32))
 
 
 # Thresholds ---------------------------------------------------------------------------------------------------------
@@ -66,10 +66,10 @@ def _moved(page: Page, rule: str, start: float, key: str) -> None:
 # Ranking ------------------------------------------------------------------------------------------------------------
 
 
-def numbers_of(grid: HeadGrid) -> dict[str, HeadNumbers]:
+def numbers_of(grid: HeadGrid) -> dict[str, HeadStatistic]:
     """The statistics of a grid by key, the class's score among them."""
     found = {each.key: each for each in grid.numbers}
-    return {**found, "score": HeadNumbers(SCORE.key, SCORE.title, SCORE.unit, grid.scores)}
+    return {**found, "score": HeadStatistic(SCORE.key, SCORE.title, SCORE.unit, grid.scores)}
 
 
 def class_in_words(grid: HeadGrid, layer: int, head: int) -> str:
@@ -129,7 +129,7 @@ def ranking(page: Page, choices: HeadsChoices, grid: HeadGrid) -> None:
         note("from, to: 95 % interval over the inputs (bootstrap).")
 
 
-def _number_choice(page: Page, name: str, label: str, numbers: dict[str, HeadNumbers], value: str) -> None:
+def _number_choice(page: Page, name: str, label: str, numbers: dict[str, HeadStatistic], value: str) -> None:
     key = f"{page}_heads_{name}"
     choice(
         label,

@@ -11,7 +11,7 @@ from dashboard.frame import waiting_view
 from dashboard.selection import ImageChoices, current
 from dashboard.sources import ImageSource
 from dashboard.views import heads_board
-from dashboard.views.heads_board import Board
+from dashboard.views.heads_record import Board
 from dashboard.views.image_model import pooled, side_by_side
 
 if TYPE_CHECKING:

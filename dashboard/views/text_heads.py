@@ -11,7 +11,7 @@ from dashboard.frame import waiting_view
 from dashboard.selection import TextChoices, current
 from dashboard.sources import TextSource
 from dashboard.views import heads_board
-from dashboard.views.heads_board import Board
+from dashboard.views.heads_record import Board
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from analysis.figure_data import HeadGrid, HeadNumbers
+from analysis.figure_data import HeadGrid, HeadStatistic
 from analysis.visible_heads import MIXED_COLOUR, class_colour
 from dashboard.colour_maps import colour_table
 from dashboard.heads_payload import head_grid_payload
@@ -28,7 +28,7 @@ def grid(layers=3, heads=4, *, side=None, seed=0, **changes):
         maps = np.zeros((layers, heads, side, side), dtype=np.float32)
         maps[:, :, :, 0] = 1.0  # every query looks at the first key
     numbers = tuple(
-        HeadNumbers(f"n{index}", f"Number {index}", "nats", np.full((layers, heads), index + 0.5))
+        HeadStatistic(f"n{index}", f"Number {index}", "nats", np.full((layers, heads), index + 0.5))
         for index in range(16)
     )
     interval = replace(numbers[0], low=numbers[0].values - 0.125, high=numbers[0].values + 0.125)
@@ -169,7 +169,7 @@ def test_pointing_tells_the_head(component):
 
 def test_a_number_that_there_is_not_is_told(component):
     nothing = np.full((3, 4), np.nan)
-    view = grid(scores=nothing, stable=None, numbers=(HeadNumbers("a", "Entropy", "nats", nothing),))
+    view = grid(scores=nothing, stable=None, numbers=(HeadStatistic("a", "Entropy", "nats", nothing),))
     component.draw(head_grid_payload(view))
     hover(component, 0, 0)
     assert tip(component)[2].startswith("score no value · margin")

@@ -351,7 +351,7 @@ _WINDOW = Option(
     "window",
     "Window",
     "integer",
-    1,
+    None,
     "Words in a row, or the side of a square of patches, that are covered together.",
     "window of {}",
     (),

@@ -396,6 +396,17 @@ def test_a_job_that_fails_keeps_its_error():
     assert isinstance(job.error, ValueError)
 
 
+def test_a_job_that_ends_while_the_page_is_drawn_makes_it_run_again(monkeypatch):
+    from dashboard.views import evidence_tools
+
+    polled: list[Any] = []
+    monkeypatch.setattr(evidence_tools, "polled", lambda draw, ended, **_: polled.append(ended))
+    job = Jobs().request("a", lambda progress: "answer")
+    assert job.wait(10)
+    evidence_tools.progress("text", [("Leave one out", job)])
+    assert [ended() for ended in polled] == [True]
+
+
 # Pages -------------------------------------------------------------------------------------------------------------
 
 

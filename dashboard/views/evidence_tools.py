@@ -177,7 +177,8 @@ def progress(page: Page, jobs: Sequence[tuple[str, Job]], *, of: str = "evidence
     Args:
         of: tells apart the places of a page that show progress.
     """
-    active = [(title, job) for title, job in jobs if job.active]
+    # One that became ready since the page looked at it has not been shown: the page must run again for it too.
+    active = [(title, job) for title, job in jobs if job.active or job.state == "ready"]
     if active:
         polled(partial(_watch, f"{page}_{of}", active), partial(_any_ended, active), seconds=POLL_SECONDS)
     ended = [(title, job) for title, job in jobs if not job.active]

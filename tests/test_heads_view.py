@@ -310,3 +310,39 @@ def test_a_stopped_treebank_keeps_both_halves():
     assert running.job.state == "stopped"
     assert 0 < first.sentences < 1000
     assert 0 < second.sentences < 1000
+
+
+def test_pictures_that_cannot_be_read_and_too_many_are_told(monkeypatch):
+    import streamlit
+
+    from analysis.samples import sample_picture_bytes
+    from dashboard.views import heads_sources
+
+    class File:
+        def __init__(self, name: str, data: bytes) -> None:
+            self.name, self.data = name, data
+
+        def getvalue(self) -> bytes:
+            return self.data
+
+    cat = sample_picture_bytes("cat")
+    state = {
+        "files": [
+            File("broken.png", b"\x89PNG"),
+            File("cat.png", cat),
+            File("twice.png", cat),
+            File("more.png", cat),
+        ]
+    }
+    monkeypatch.setattr(streamlit, "session_state", state)
+    monkeypatch.setattr(heads_sources, "MOST_PICTURES", 2)
+    heads_sources._read_pictures("files", "kept")
+    assert [name for name, _ in state["kept"]] == ["cat.png", "twice.png"]
+    first, second = state["kept_problems"]
+    assert first.startswith("broken.png: ")
+    assert second == "The first 2 pictures are taken; the limits are 2 pictures and 200 MB."
+    digest = state["kept_digest"]
+    state["files"] = state["files"][1:2]
+    heads_sources._read_pictures("files", "kept")
+    assert state["kept_problems"] == ()
+    assert state["kept_digest"] != digest

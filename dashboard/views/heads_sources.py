@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from typing import Literal
 
 import streamlit as st
@@ -27,7 +28,7 @@ WORDS: Mapping[Page, Mapping[Source, str]] = {
 MEGABYTES = 1
 PASTED_CHARACTERS = 200_000
 MOST_PICTURES = 200
-PICTURE_MEGABYTES = 25
+PICTURE_MEGABYTES, ALL_MEGABYTES = 25, 200
 
 
 @dataclass(frozen=True)
@@ -177,15 +178,13 @@ def _pasted(key: str, kept: str) -> None:
 
 
 def _column_picked(key: str, kept: str) -> None:
-    from dataclasses import replace
-
     st.session_state[kept] = replace(st.session_state[kept], column=st.session_state[key])
 
 
 def _pictures_of_files(side: int | None) -> Material | None:
     key, kept = "image_heads_files", "image_heads_pictures"
     st.file_uploader(
-        f"Pictures, up to {MOST_PICTURES} of {PICTURE_MEGABYTES} MB",
+        f"Pictures, up to {MOST_PICTURES} of {PICTURE_MEGABYTES} MB, {ALL_MEGABYTES} MB in all",
         type=["png", "jpg", "jpeg", "webp", "gif", "tif", "tiff"],
         key=key,
         accept_multiple_files=True,
@@ -200,7 +199,7 @@ def _pictures_of_files(side: int | None) -> Material | None:
         note(f"{len(problems) - 5} more files could not be read.")
     if not files:
         return None
-    digest = cached.digest(*(cached.digest(name, data.hex()) for name, data in files))
+    digest = st.session_state[f"{kept}_digest"]
     made = heads_cache.picture_inputs(files, side)
     return Material(
         f"{digest} {side}", made, len(files), f"{len(files)} pictures of yours", one=len(files) == 1
@@ -212,15 +211,21 @@ def _read_pictures(key: str, kept: str) -> None:
 
     good: list[tuple[str, bytes]] = []
     problems: list[str] = []
+    size = 0
     for file in st.session_state[key] or ():
         data = file.getvalue()
+        if len(good) == MOST_PICTURES or size + len(data) > ALL_MEGABYTES * 2**20:
+            limits = f"{MOST_PICTURES} pictures and {ALL_MEGABYTES} MB"
+            problems.append(f"The first {len(good)} pictures are taken; the limits are {limits}.")
+            break
         try:
             read_picture(data, name=file.name)
         except PictureError as error:
             problems.append(f"{file.name}: {error}")
             continue
         good.append((file.name, data))
-    if len(good) > MOST_PICTURES:
-        problems.append(f"Of {len(good)} pictures the first {MOST_PICTURES} are taken.")
-    st.session_state[kept] = tuple(good[:MOST_PICTURES])
+        size += len(data)
+    st.session_state[kept] = tuple(good)
+    digests = (blake2b(data, digest_size=16).hexdigest() for _, data in good)
+    st.session_state[f"{kept}_digest"] = cached.digest(*digests)
     st.session_state[f"{kept}_problems"] = tuple(problems)

@@ -20,8 +20,11 @@ Colour = Literal["class", "layer"]
 
 _KEY = re.compile(r"[a-z][a-z0-9_+]{0,39}", re.ASCII)
 _STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,39}([+-]\d)?", re.ASCII)
-_THRESHOLD = re.compile(r"([a-z][a-z_]{0,39}):(0\.\d{1,3})", re.ASCII)
+_THRESHOLD = re.compile(r"([a-z][a-z_]{0,39}):(0\.\d{1,2})", re.ASCII)
 MOST_CLASSES = 32
+
+LOWEST, HIGHEST = 0.05, 0.95
+"""Between which a threshold can be moved, in steps of 0.01."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class HeadsChoices:
         """With the threshold of a class moved; None puts it back."""
         found = {name: value for name, value in self.thresholds if name != key}
         if threshold is not None:
-            found[key] = round(threshold, 3)
+            found[key] = round(threshold, 2)
         return replace(self, thresholds=tuple(sorted(found.items())))
 
 
@@ -109,6 +112,6 @@ def read_heads(choices: HeadsChoices, name: str, value: str) -> HeadsChoices | N
         if len(parts) > MOST_CLASSES or None in parts:
             return None
         found = {part[1]: float(part[2]) for part in parts if part is not None}
-        good = all(0 < number < 1 for number in found.values())
+        good = all(LOWEST <= number <= HIGHEST for number in found.values())
         return replace(choices, thresholds=tuple(sorted(found.items()))) if good else None
     return None

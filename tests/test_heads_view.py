@@ -39,12 +39,12 @@ TREEBANK = """\
     scheme=st.sampled_from(["patterns", "kovaleva"]),
     worth=st.sampled_from(["none", "gradient", "uniform", "zero"]),
     classes=st.none() | st.lists(st.sampled_from(list(PATTERNS)), unique=True).map(tuple),
-    moved=st.dictionaries(st.sampled_from(list(PATTERNS)), st.integers(1, 999), max_size=4),
+    moved=st.dictionaries(st.sampled_from(list(PATTERNS)), st.integers(5, 95), max_size=4),
     statistic=st.sampled_from(["entropy", "offset-1", "offset+3", "patch_left"]),
     colour=st.sampled_from(["class", "layer"]),
 )
 def test_a_link_holds_every_choice(source, show, scheme, worth, classes, moved, statistic, colour):
-    thresholds = tuple(sorted((key, value / 1000) for key, value in moved.items()))
+    thresholds = tuple(sorted((key, value / 100) for key, value in moved.items()))
     choices = HeadsChoices(
         source, show, scheme, classes, thresholds, statistic, "max_weight", "column", worth, colour
     )
@@ -55,6 +55,11 @@ def test_a_link_holds_every_choice(source, show, scheme, worth, classes, moved, 
         assert found is not None, name
         read = found
     assert read == choices
+
+
+@pytest.mark.parametrize("value", ["0.04", "0.96", "1", "0.001", "-0.5", "nan"])
+def test_a_threshold_that_no_slider_has_is_not_taken_from_a_link(value):
+    assert read_heads(HeadsChoices(), "thresholds", f"local:{value}") is None
 
 
 def test_a_file_stays_out_of_links():

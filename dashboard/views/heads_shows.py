@@ -11,7 +11,7 @@ import streamlit as st
 from analysis.figure_data import HeadGrid, HeadStatistic
 from dashboard import charts
 from dashboard.frame import choice, heading, note
-from dashboard.heads_choices import HeadsChoices
+from dashboard.heads_choices import HIGHEST, LOWEST, HeadsChoices
 from dashboard.selection import bound, choose, choose_patterns, current
 from dashboard.views.heads_sources import Page
 
@@ -41,8 +41,8 @@ def thresholds(page: Page, choices: HeadsChoices, classes: HeadClasses) -> None:
                     note(f"{rule.meaning} Told by {rule.formula}. Source: {rule.source}.")
                 st.slider(
                     f"Threshold of {rule.title}",
-                    0.05,
-                    0.95,
+                    LOWEST,
+                    HIGHEST,
                     step=0.01,
                     **bound(key, round(moved.get(rule.key, rule.threshold), 2)),
                     on_change=partial(_moved, page, rule.key, rule.threshold, key),

@@ -182,7 +182,7 @@ def capture(module: nn.Module, *, graph: bool = False) -> Iterator[AttentionTrac
     elif uses_interface(module):
         with (
             watching_windows(module, ask_weights=False) as windows,
-            _switched(module),
+            switched(module),
             recording(graph=graph) as record,
             watching_tables(module),
         ):
@@ -236,7 +236,8 @@ class _Switch:
 
 
 @contextmanager
-def _switched(module: PreTrainedModel) -> Iterator[None]:
+def switched(module: PreTrainedModel) -> Iterator[None]:
+    """The model calls our function inside the block; several threads may be in such blocks at the same time."""
     with _switch_lock:
         switch = _switches.setdefault(module, _Switch())
         switch.users += 1

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from analysis.hf.attention import Kind, _switched, capture, uses_interface
+from analysis.hf.attention import Kind, capture, switched, uses_interface
 from attn_core.edits import HeadEdit
 from attn_core.errors import UnsupportedModelError
 from attn_core.seam import Recorded, editing
@@ -82,7 +82,7 @@ def editing_layers(model: LoadedModel, layers: Layers, edits: Mapping[LayerKey, 
     _check_interface(model)
     plan = _Plan(_by_module(layers, edits))
     module = model.module
-    with _switched(module) if isinstance(module, PreTrainedModel) else nullcontext(), editing(plan.answer):
+    with switched(module) if isinstance(module, PreTrainedModel) else nullcontext(), editing(plan.answer):
         yield
     for kind, index in edits:
         if not plan.calls.get(id(layers[kind][index])):

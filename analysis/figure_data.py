@@ -322,6 +322,8 @@ class HeadGrid:
         title: what the grid is over, such as "200 texts, 9,412 tokens".
         kind: of attention.
         notes: what a reader must know, such as that one input is no evidence.
+        hues: place of each class in the palette, so that it has the same colour where others are missing; () is the
+            order of the classes.
     """
 
     classes: tuple[str, ...]
@@ -337,6 +339,7 @@ class HeadGrid:
     title: str = ""
     kind: Literal["encoder", "decoder", "cross"] = "encoder"
     notes: tuple[str, ...] = ()
+    hues: tuple[int, ...] = ()
 
 
 Figure = HeadView | ModelView | MatrixView | TokenScores | PatchMaps | EvidenceMaps | EvidenceWords | HeadGrid

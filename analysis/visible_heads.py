@@ -51,6 +51,14 @@ def class_colour(index: int, classes: int) -> str:
     return MIXED_COLOUR if index == classes - 1 else CLASS_COLOURS[index % len(CLASS_COLOURS)]
 
 
+def grid_colour(view: HeadGrid, index: int) -> str:
+    """``#rrggbb`` of a class of a grid."""
+    last = len(view.classes) - 1
+    if index == last or not view.hues:
+        return class_colour(index, last + 1)
+    return CLASS_COLOURS[view.hues[index] % len(CLASS_COLOURS)]
+
+
 def head_mark(title: str, variant: str = "") -> str:
     """Up to five characters for a class or, where there is one, its variant, so that colour never tells alone.
 

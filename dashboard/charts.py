@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from analysis.figure_data import HEAD_COLOURS, EvidenceWords, HeadGrid, HeadStatistic, TokenScores
 from analysis.visible import above_scale, score_limits, short_label, visible_text
 from analysis.visible_evidence import AGAINST, FOR, UNSIGNED, drawn_scores
-from analysis.visible_heads import class_colour
+from analysis.visible_heads import grid_colour
 from dashboard.colour_maps import colour_table
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def _points(
             name=_literal(title),
             text=names,
             marker={
-                "color": class_colour(index, len(grid.classes)),
+                "color": grid_colour(grid, index),
                 "symbol": HEAD_SYMBOLS[index % len(HEAD_SYMBOLS)],
                 "size": 9 if sizes is None else sizes[found],
                 "opacity": 0.15 if pale else 0.85,
@@ -381,7 +381,7 @@ def heads_by_layer(grid: HeadGrid) -> go.Figure:
                 x=list(range(layers)),
                 y=counts,
                 name=_literal(title),
-                marker={"color": class_colour(index, len(grid.classes))},
+                marker={"color": grid_colour(grid, index)},
                 hovertemplate=f"layer %{{x}}: %{{y}} {_literal(title)}<extra></extra>",
             )
     return figure.update_layout(

@@ -13,8 +13,8 @@ from analysis.visible import visible_text
 from analysis.visible_heads import (
     PALE,
     check_head_grid,
-    class_colour,
     class_counts,
+    grid_colour,
     grid_limits,
     grid_marks,
     head_mark,
@@ -59,7 +59,7 @@ def head_grid_payload(view: HeadGrid) -> bytes:
             {
                 "title": visible_text(title),
                 "mark": visible_text(head_mark(title)),
-                "colour": class_colour(index, len(view.classes)),
+                "colour": grid_colour(view, index),
                 "count": count,
             }
             for index, (title, count) in enumerate(zip(view.classes, class_counts(view), strict=True))

@@ -180,6 +180,14 @@ def test_a_moved_threshold_changes_the_classes_and_the_link():
     assert "thresholds" not in at.query_params
 
 
+def test_a_class_keeps_its_colour_where_others_are_missing():
+    single = {each["title"]: each["colour"] for each in grid_of(opened(over="input"))["classes"]}
+    pair = grid_of(opened(over="input", t="The river rose.", t2="The road was under water."))["classes"]
+    assert "Block" not in single
+    assert single.items() < {each["title"]: each["colour"] for each in pair}.items()
+    assert len({each["colour"] for each in pair}) == len(pair)
+
+
 def test_one_input_is_no_evidence():
     at = opened(over="input")
     assert grid_of(at)["title"].startswith("this text · ")

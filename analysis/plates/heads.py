@@ -21,7 +21,7 @@ from analysis.plates.frame import (
 )
 from analysis.raster import Pixels, coloured, fitting, resized
 from analysis.visible import pooled, short_label
-from analysis.visible_heads import PALE, class_colour, class_counts, drawn_heads, grid_limits, grid_marks
+from analysis.visible_heads import PALE, class_counts, drawn_heads, grid_colour, grid_limits, grid_marks
 
 GROUND = 0.2
 """How much of its class's colour the ground of a cell with a map has."""
@@ -63,7 +63,7 @@ def draw_head_grid(view: HeadGrid, words: Words, fonts: Fonts) -> Sheet:
     for x, line, index, text in legend:
         y = TOP + below + 0.17 * (line + 0.5)
         chosen = view.shown is None or index in view.shown
-        colour = _mixed(class_colour(index, len(view.classes)), 1.0 if chosen else PALE)
+        colour = _mixed(grid_colour(view, index), 1.0 if chosen else PALE)
         sheet.box(MARGIN + x, y - 0.05, 0.1, 0.1, fill=colour, radius=0.02)
         sheet.text(MARGIN + x + 0.15, y, text, size=SMALL_SIZE, colour=INK if chosen else MUTED)
     if scale:
@@ -122,7 +122,7 @@ def _maps(view: HeadGrid, places: _Places) -> Pixels:
 
 def _ground(view: HeadGrid, layer: int, head: int, *, full: float) -> NDArray[np.float64]:
     """What a cell is filled with: its class's colour, a little of it where there is a map."""
-    colour = class_colour(int(view.best[layer, head]), len(view.classes))
+    colour = grid_colour(view, int(view.best[layer, head]))
     return _mixed(colour, full if view.thumbnails is None else GROUND * full)
 
 
@@ -149,7 +149,7 @@ def _draw_cells(sheet: Sheet, view: HeadGrid, places: _Places) -> None:
     for layer, head in np.ndindex(view.best.shape):
         x, y = places.corner(layer, head)
         full = 1.0 if shown[layer, head] else PALE
-        colour = class_colour(int(view.best[layer, head]), len(view.classes))
+        colour = grid_colour(view, int(view.best[layer, head]))
         ground = _ground(view, layer, head, full=full)
         strip = y if plain else y + tall - places.words
         if plain:

@@ -123,8 +123,17 @@ def head_grid_record(
         title=f"{material.title} · {survey.tokens:,} {'positions' if board.picture else 'tokens'}",
         kind=board.part,
         notes=(*told, *survey.notes),
+        hues=() if kovaleva else _hues(classes.keys, picture=board.picture),
     )
     return grid, classes
+
+
+def _hues(keys: Sequence[str], *, picture: bool) -> tuple[int, ...]:
+    """Place of each class among all rules of its kind of input."""
+    from analysis.heads.patterns import RULES
+
+    every = [rule.key for rule in RULES if rule.picture == picture]
+    return tuple(every.index(key) if key in every else len(every) for key in keys)
 
 
 def _own_shape(board: Board) -> tuple[int, int]:

@@ -6,9 +6,10 @@ what it has. Keys are digests of the model and of the inputs.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,7 +44,11 @@ DISTANCE_ROWS = 64
 SYNTAX_SENTENCES = 64
 """Sentences of each half of a treebank that are counted before the other half gets its turn."""
 
-MakeInputs = Callable[["LoadedModel"], "Sequence[Inputs]"]
+PICTURES_TOGETHER = 8
+"""Pictures that are held at a time: their pixels take much more room than what is kept of them."""
+
+MakeInputs = Callable[["LoadedModel"], "Iterator[Inputs | ValueError]"]
+"""The inputs of a model one by one, or why one of them cannot be taken."""
 
 
 @dataclass
@@ -102,16 +107,17 @@ def _sample_counts(name: str, revision: str | None, _shared: SharedModel) -> Map
     """How often each piece of a tokenizer comes in the sample corpus: one text alone tells no rare token."""
     from analysis.heads.positions import piece_counts
 
-    inputs = text_inputs(sample_corpus())(_shared.model)
+    inputs = _taken(text_inputs(sample_corpus())(_shared.model), [], lambda: None)
     return piece_counts([each.tokens or () for each in inputs])
 
 
-def over(shared: SharedModel, key: Hashable, make: MakeInputs) -> Running:
-    """Statistics over a corpus.
+def over(shared: SharedModel, key: Hashable, make: MakeInputs, count: int) -> Running:
+    """Statistics over a corpus; an input that the model cannot take is left out and told.
 
     Args:
         key: of the corpus and all that changes its inputs.
         make: the inputs; called once, on the job's thread.
+        count: how many there are.
     """
     from analysis.heads.survey import Surveyor, survey_inputs
 
@@ -120,13 +126,45 @@ def over(shared: SharedModel, key: Hashable, make: MakeInputs) -> Running:
     def work(progress: Progress) -> Survey:
         surveyor = Surveyor()
         _kept().put(whole, surveyor)
-        return survey_inputs(shared.model, make(shared.model), surveyor=surveyor, progress=progress)
+        refused: list[ValueError] = []
+        taken = _taken(make(shared.model), refused, lambda: progress(surveyor.inputs / count))
+        if shared.model.modality == "image":
+            for index, part in enumerate(_parts(taken, PICTURES_TOGETHER)):
+                survey_inputs(shared.model, part, surveyor=surveyor)
+                progress(min((index + 1) * PICTURES_TOGETHER / count, 1.0))
+        else:
+            texts = list(taken)
+            if texts:
+                survey_inputs(shared.model, texts, surveyor=surveyor, progress=progress)
+        if not surveyor.inputs and refused:
+            raise refused[0]
+        if refused:
+            surveyor.tell(f"{len(refused):,} of {count:,} inputs could not be taken; the first: {refused[0]}")
+        return surveyor.survey()
 
     job = jobs().request(whole, in_turns(shared, work))
     if job.state == "ready":
         return Running(job, job.answer)
     surveyor: Surveyor | None = _kept().get(whole)
     return Running(job, surveyor.survey() if surveyor is not None and surveyor.inputs else None)
+
+
+def _taken(
+    made: Iterator[Inputs | ValueError], refused: list[ValueError], pause: Callable[[], None]
+) -> Iterator[Inputs]:
+    """Inputs that can be taken; others have the model between two of them, and the job can be stopped."""
+    for index, each in enumerate(made):
+        if index % 16 == 15:
+            pause()
+        if isinstance(each, ValueError):
+            refused.append(each)
+        else:
+            yield each
+
+
+def _parts(inputs: Iterator[Inputs], size: int) -> Iterator[list[Inputs]]:
+    while part := list(itertools.islice(inputs, size)):
+        yield part
 
 
 def inputs_so_far(shared: SharedModel, key: Hashable) -> int:
@@ -145,24 +183,28 @@ def resampled(key: str, inputs: int, samples: int, _table: HeadTable) -> Mapping
     return _table.resampled(list(_table.totals), samples=samples)
 
 
-def distances(shared: SharedModel, key: Hashable, kind: Kind, make: MakeInputs) -> Running:
-    """Distances between heads over the first ``DISTANCE_INPUTS`` inputs of a corpus."""
+def distances(shared: SharedModel, key: Hashable, kind: Kind, make: MakeInputs, count: int) -> Running:
+    """Distances between heads over the first ``DISTANCE_INPUTS`` of ``count`` inputs of a corpus."""
     from analysis.heads.clusters import head_distances
     from analysis.trace import trace
 
     whole = ("distances", *shared.request, key, kind)
 
     def work(progress: Progress) -> HeadDistances:
-        inputs = make(shared.model)[:DISTANCE_INPUTS]
         found: HeadDistances | None = None
-        for index, each in enumerate(inputs):
+        refused: list[ValueError] = []
+        most = min(count, DISTANCE_INPUTS)
+        pause = lambda: progress(0.0 if found is None else found.texts / most)  # noqa: E731
+        taken = itertools.islice(_taken(make(shared.model), refused, pause), most)
+        for index, each in enumerate(taken):
             maps = trace(shared.model, each).maps(kind)
             alike = tuple(layer for layer in maps if layer.keys == maps[0].keys)
             own = head_distances(alike, most_rows=DISTANCE_ROWS)
             found = own if found is None else found.merged(own)
             _kept().put(whole, found)
-            progress((index + 1) / len(inputs))
-        assert found is not None, "a corpus holds at least one text"
+            progress((index + 1) / most)
+        if found is None:
+            raise refused[0]
         return found
 
     job = jobs().request(whole, in_turns(shared, work))
@@ -233,15 +275,13 @@ def gradient(key: str, target: tuple[object, ...], _run: Any, _target: Any) -> A
 def text_inputs(texts: Sequence[str]) -> MakeInputs:
     """Inputs of a corpus of texts; a decoder reads the text itself."""
 
-    def make(model: LoadedModel) -> Sequence[Inputs]:
+    def make(model: LoadedModel) -> Iterator[Inputs | ValueError]:
         from analysis.inputs import encode_text
 
         most = min(model.max_tokens or cached.TOKEN_LIMIT, cached.TOKEN_LIMIT)
-        target = {"target": ""} if model.is_encoder_decoder else {}
-        return [
-            encode_text(model, text, max_tokens=most, **({"target": text} if target else {}))
-            for text in texts
-        ]
+        for text in texts:
+            target = text if model.is_encoder_decoder else None
+            yield _or_refusal(lambda: encode_text(model, text, max_tokens=most, target=target))  # noqa: B023
 
     return make
 
@@ -249,11 +289,19 @@ def text_inputs(texts: Sequence[str]) -> MakeInputs:
 def picture_inputs(files: Sequence[tuple[str, bytes]], side: int | None) -> MakeInputs:
     """Inputs of pictures (name, file), each at its own shape."""
 
-    def make(model: LoadedModel) -> Sequence[Inputs]:
+    def make(model: LoadedModel) -> Iterator[Inputs | ValueError]:
         from analysis.images import read_picture
         from analysis.inputs import encode_image
 
         chosen = side if model.flexible_image_size else None
-        return [encode_image(model, read_picture(data, name=name), side=chosen) for name, data in files]
+        for name, data in files:
+            yield _or_refusal(lambda: encode_image(model, read_picture(data, name=name), side=chosen))  # noqa: B023
 
     return make
+
+
+def _or_refusal(encode: Callable[[], Inputs]) -> Inputs | ValueError:
+    try:
+        return encode()
+    except ValueError as error:
+        return error

@@ -160,7 +160,7 @@ def test_heads_over_the_sample_corpus():
     assert titles[-1] == "Heterogeneous"
     assert "Block" not in titles, "single sentences have one segment"
     survey = heads_cache.over(
-        cached.shared_model("minilm", None), "sample", heads_cache.text_inputs(())
+        cached.shared_model("minilm", None), "sample", heads_cache.text_inputs(()), 120
     ).result
     values = survey.tables["encoder"].values()
     assert values["offset-1"][0, 2] > 0.99, "MiniLM's head 0-2 looks back by one"
@@ -247,12 +247,12 @@ def test_a_stopped_survey_shows_what_it_has():
     evidence_cache.jobs.clear()
     at = opened(over="input")
     shared = cached.shared_model("minilm", None)
-    running = heads_cache.over(shared, "stopped", heads_cache.text_inputs(sample_corpus() * 8))
+    running = heads_cache.over(shared, "stopped", heads_cache.text_inputs(sample_corpus() * 8), 960)
     while heads_cache.inputs_so_far(shared, "stopped") == 0:
         assert not running.job.wait(0.02)
     running.job.stop()
     assert running.job.wait(60)
-    found = heads_cache.over(shared, "stopped", heads_cache.text_inputs(()))
+    found = heads_cache.over(shared, "stopped", heads_cache.text_inputs(()), 960)
     assert found.job.state == "stopped"
     assert 0 < found.result.inputs < 960
     assert not at.exception
@@ -359,3 +359,21 @@ def test_pictures_that_cannot_be_read_and_too_many_are_told(monkeypatch):
     heads_sources._read_pictures("files", "kept")
     assert state["kept_problems"] == ()
     assert state["kept_digest"] != digest
+
+
+def test_an_input_that_cannot_be_taken_is_left_out_and_told():
+    from analysis.inputs import encode_text
+
+    opened(over="input")
+    shared = cached.shared_model("minilm", None)
+    good, bad = encode_text(shared.model, "A cat sat."), ValueError("no token is left.")
+    long = encode_text(shared.model, "cat " * 900)
+    running = heads_cache.over(shared, "mixed", lambda _: iter([good, bad, long]), 3)
+    assert running.job.wait(60)
+    survey = heads_cache.over(shared, "mixed", lambda _: iter(()), 3).result
+    assert survey.inputs == 2
+    assert "1 of 3 inputs could not be taken; the first: no token is left." in survey.notes
+    assert any(note.startswith("1 of 2 texts are longer than the model takes") for note in survey.notes)
+    running = heads_cache.over(shared, "bad", lambda _: iter([bad]), 1)
+    assert running.job.wait(60)
+    assert running.job.error is bad

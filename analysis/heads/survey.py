@@ -168,6 +168,11 @@ class Surveyor:
             self._tokens += int(valid.sum())
             self._notes |= dict.fromkeys(notes)
 
+    def tell(self, note: str) -> None:
+        """Keep a sentence for the reader of the survey."""
+        with self._lock:
+            self._notes[note] = None
+
     def survey(self) -> Survey:
         """What is there so far.
 
@@ -219,6 +224,11 @@ def survey_inputs(
             f"survey_inputs: inputs must be 1 to {MOST_INPUTS:,} but are {len(inputs):,}; take a sample of them."
         )
     surveyor = Surveyor() if surveyor is None else surveyor
+    cut = sum(each.kept_tokens < each.total_tokens for each in inputs)
+    if cut:
+        surveyor.tell(
+            f"{cut:,} of {len(inputs):,} texts are longer than the model takes; their ends were cut off."
+        )
     counts = frequencies if frequencies is not None else piece_counts([each.tokens or () for each in inputs])
     done = 0
     for batch in batches(inputs):

@@ -114,7 +114,7 @@ def _survey(board: Board, material: Material) -> tuple[Survey | None, Job | None
     if material.one and material.key == board.traced.key:
         return heads_cache.of_input(board.traced.key, board.traced), None
     shared, page = board.traced.shared, board.page
-    running = heads_cache.over(shared, material.key, material.make)
+    running = heads_cache.over(shared, material.key, material.make, material.count)
     if running.job.state != "ready":
         job_progress(
             page,
@@ -168,7 +168,9 @@ def open_head(page: Page, layer: int, head: int) -> None:
 
 def _clusters(look: Look) -> None:
     board, material = look.board, look.material
-    running = heads_cache.distances(board.traced.shared, material.key, board.part, material.make)
+    running = heads_cache.distances(
+        board.traced.shared, material.key, board.part, material.make, material.count
+    )
     if running.job.state != "ready":
         job_progress(board.page, "Distances between heads", running.job, not_counted, of="heads_distances")
     if running.result is None:

@@ -81,7 +81,7 @@ def source_choice(page: Page, choices: HeadsChoices) -> None:
 def material(page: Page, choices: HeadsChoices, traced: cached.Traced) -> Material | None:
     """What is chosen; None while a file is waited for, whose control is drawn here."""
     if choices.source == "input":
-        return Material(traced.key, lambda _: [traced.inputs], 1, _own_title(page), one=True)
+        return Material(traced.key, lambda _: iter([traced.inputs]), 1, _own_title(page), one=True)
     side = current().image.input.side
     if choices.source == "sample" and page == "text":
         texts = sample_corpus()

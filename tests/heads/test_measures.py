@@ -280,3 +280,9 @@ def test_pictures_of_different_sizes_have_no_layout():
 
     with pytest.raises(ValueError, match="pictures of one size"):
         layouts_of([Entry(2), Entry(3)])  # type: ignore[list-item]
+
+
+def test_a_separator_may_stand_right_behind_cls():
+    side = text_side([labels("[C] [S]")])
+    assert side.classifier.tolist() == [[True, False]]
+    assert side.separator.tolist() == [[False, True]]

@@ -342,7 +342,142 @@ class HeadGrid:
     hues: tuple[int, ...] = ()
 
 
-Figure = HeadView | ModelView | MatrixView | TokenScores | PatchMaps | EvidenceMaps | EvidenceWords | HeadGrid
+@dataclass(frozen=True)
+class AttentionContrast:
+    """Attention distributions over the same positions and what the model says with each; the first is its own.
+
+    Attributes:
+        weights: (M, n) distributions; means over ``rows`` where several rows are changed together.
+        names: M, such as "observed", "uniform", "adversarial 2", "by hand".
+        outputs: (M, C) what the model says, such as probabilities; ``labels``: C.
+        jsd: (M,) Jensen–Shannon divergence from the observed weights, in nats, a mean over the rows.
+        jsd_bound: the most that any distribution has from the observed one, at most ln 2.
+        change: (M,) how far the output is from the observed one's; ``change_name``: what that is, such as "TVD";
+            ``change_bound``: the most there can be, None where there is no end.
+        epsilon: change up to which a candidate counts as the same prediction.
+        tokens: n labels; () where the positions are the patches of a picture.
+        picture, grid: (height, width, 3) uint8 of what the model saw, and (rows, columns) of its patches, which are
+            the last positions, after ``prefix`` ones that are no patches (CLS, registers); None for text.
+        shown: index of the candidate that is drawn beside the observed one.
+        decoder: (n, C) logits of each position alone, where the output is the softmax of their weighted mean.
+        rows: how many rows of attention are changed together.
+        title: whose attention, such as "the classifier's query" or "layer 5, head 3, from [CLS]".
+        verdict: sentences that follow from the numbers, and what they do not show.
+        held: what was held fixed.
+        editable: the reader may drag weights.
+    """
+
+    weights: Floats
+    names: tuple[str, ...]
+    outputs: Floats
+    labels: tuple[str, ...]
+    jsd: Floats
+    change: Floats
+    jsd_bound: float
+    epsilon: float
+    tokens: tuple[TokenLabel, ...] = ()
+    picture: NDArray[np.uint8] | None = None
+    grid: tuple[int, int] | None = None
+    prefix: int = 0
+    shown: int = 0
+    decoder: Floats | None = None
+    rows: int = 1
+    change_name: str = "TVD"
+    change_bound: float | None = 1.0
+    title: str = ""
+    verdict: tuple[str, ...] = ()
+    held: str = ""
+    direction: Literal["ltr", "rtl"] = "ltr"
+    editable: bool = True
+
+
+@dataclass(frozen=True)
+class CheckedNumber:
+    """One number of every input of a set.
+
+    Attributes:
+        key: its name in files, such as ``tau_gradient``; ``title``: what a reader sees.
+        values: (n,); NaN where an input has none.
+    """
+
+    key: str
+    title: str
+    values: Floats
+
+
+@dataclass(frozen=True)
+class CheckedSet:
+    """The checks of Jain & Wallace 2019 over a set of inputs.
+
+    Attributes:
+        names: n inputs, such as sentences.
+        predicted: (n,) index of the class that is predicted; ``labels``: C.
+        numbers: ``max_attention``, ``permutation`` (median TVD), ``jsd`` (the largest within ε), ``jsd_bound``,
+            ``tau_gradient``, ``p_gradient``, ``tau_leave_one_out``, ``p_leave_one_out``, ``uniform`` (TVD), those
+            that there are.
+        epsilon: of the adversarial search.
+        title: what the set is, such as "120 sentences".
+        marked: index of an input, or None.
+        notes: what a reader must know.
+    """
+
+    names: tuple[str, ...]
+    predicted: NDArray[np.int64]
+    labels: tuple[str, ...]
+    numbers: tuple[CheckedNumber, ...]
+    epsilon: float
+    title: str = ""
+    marked: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def number(self, key: str) -> Floats | None:
+        """(n,) the number of that key, None where it was not measured."""
+        return next((number.values for number in self.numbers if number.key == key), None)
+
+
+@dataclass(frozen=True)
+class HeadEffects:
+    """What becomes of a target when heads are edited: each alone, each layer whole, all layers.
+
+    Attributes:
+        edits: E titles, such as "uniform" or "swapped with head 3".
+        heads: (E, L, H) target with one head edited − target as it is; NaN where a layer has fewer heads, or the
+            edit cannot be made.
+        layers: (E, L) with all heads of a layer edited; ``whole``: (E,) with all heads of all layers.
+        target: what is measured; ``before``: its number as it is.
+        shown: index of the edit that is drawn.
+        marked: (layer, head), or None.
+        title: what was edited where, such as "all rows" or "the row of [CLS]".
+        kind: of attention.
+        notes: what was held fixed and what a reader must know.
+    """
+
+    edits: tuple[str, ...]
+    heads: Floats
+    layers: Floats
+    whole: Floats
+    target: str
+    before: float
+    shown: int = 0
+    marked: tuple[int, int] | None = None
+    title: str = ""
+    kind: Literal["encoder", "decoder", "cross"] = "encoder"
+    notes: tuple[str, ...] = ()
+
+
+Figure = (
+    HeadView
+    | ModelView
+    | MatrixView
+    | TokenScores
+    | PatchMaps
+    | EvidenceMaps
+    | EvidenceWords
+    | HeadGrid
+    | AttentionContrast
+    | CheckedSet
+    | HeadEffects
+)
 
 
 @dataclass(frozen=True)

@@ -106,12 +106,15 @@ class Replacement:
         heads: (B, H) or (1, H) bool, or float: how much of the head's weights is replaced, 0 none and 1 all.
         weights: the new ones.
         context: (call) → the new weights applied to the value, broadcasting to (B, H, Q, E), where there is a shorter
-            way than row by row.
+            way than row by row; only where all queries are replaced.
+        queries: places, ascending, of the queries whose weights are replaced, and that ``weights`` is asked for;
+            None = all.
     """
 
     heads: Tensor
     weights: RowWeights
     context: Callable[[AttentionCall], Tensor] | None = None
+    queries: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,15 +133,19 @@ class HeadEdit:
 # What may be done to heads ---------------------------------------------------------------------------------------
 
 
-def uniform(heads: Tensor) -> HeadEdit:
+def uniform(heads: Tensor, *, queries: tuple[int, ...] | None = None) -> HeadEdit:
     """Chosen heads attend alike to every key that the mask allows; a row with nothing allowed stays 0.
 
     Args:
         heads: (B, H) or (1, H) bool, or float: how far towards uniform, 0 not at all and 1 wholly.
+        queries: places, ascending, of the queries that are edited; None = all.
     Raises:
         TypeError, ValueError: if ``heads`` is no such tensor.
     """
-    return HeadEdit(replaced=(Replacement(_checked(heads, "uniform: heads"), _uniform_rows, _mean_value),))
+    shorter = _mean_value if queries is None else None
+    return HeadEdit(
+        replaced=(Replacement(checked_heads(heads, "uniform: heads"), _uniform_rows, shorter, queries),)
+    )
 
 
 def gate(factors: Tensor) -> HeadEdit:
@@ -151,7 +158,7 @@ def gate(factors: Tensor) -> HeadEdit:
     Raises:
         TypeError, ValueError: if ``factors`` is no such tensor.
     """
-    return HeadEdit(factors=_checked(factors, "gate: factors"))
+    return HeadEdit(factors=checked_heads(factors, "gate: factors"))
 
 
 def combined(*edits: HeadEdit) -> HeadEdit:
@@ -176,6 +183,13 @@ def replaced_context(call: AttentionCall, context: Tensor, edit: HeadEdit) -> Te
     """
     for new in edit.replaced:
         share = per_head(new.heads, call, context)
+        if new.queries is not None:
+            places = _places(new.queries, call)
+            runs = [_applied(call, new.weights, rows) for rows in _runs(new.queries)]
+            other = torch.cat(runs, dim=2)  # (B, H, r, E)
+            mixed = (1 - share) * context[:, :, places] + share * other
+            context = context.index_copy(2, places, mixed)
+            continue
         other = _applied(call, new.weights) if new.context is None else new.context(call)
         context = (1 - share) * context + share * other  # exact at 0 and at 1
     return context
@@ -210,7 +224,10 @@ def edited_map(call: AttentionCall, edit: HeadEdit, *, budget: int = MEMORY_BUDG
             weights = call.own_weights(rows)
             for new in edit.replaced:
                 share = per_head(new.heads, call, weights)
-                weights = (1 - share) * weights + share * new.weights(call, rows).to(weights)
+                for part in [rows] if new.queries is None else _runs(new.queries, rows):
+                    inner = slice(part.start - rows.start, part.stop - rows.start)
+                    other = new.weights(call, part).to(weights)
+                    weights[:, :, inner] = (1 - share) * weights[:, :, inner] + share * other
             strips.append(weights)
     valid = call.rule.key_valid
     return EditedMap(
@@ -256,7 +273,7 @@ def per_head(numbers: Tensor, call: AttentionCall, like: Tensor) -> Tensor:
     return numbers.to(like)[:, :, None, None]
 
 
-def _checked(numbers: Tensor, name: str) -> Tensor:
+def checked_heads(numbers: Tensor, name: str) -> Tensor:
     check_ndim(numbers, 2, name)
     if numbers.dtype != torch.bool and not numbers.is_floating_point():
         raise TypeError(
@@ -269,11 +286,30 @@ def _kept(valid: Tensor | None, index: int, size: int) -> Tensor:
     return torch.arange(size) if valid is None else valid[index % valid.shape[0]].nonzero()[:, 0]
 
 
-def _applied(call: AttentionCall, weights: RowWeights) -> Tensor:
+def _places(queries: tuple[int, ...], call: AttentionCall) -> Tensor:
+    count = call.shape[2]
+    if any(not 0 <= query < count for query in queries) or list(queries) != sorted(set(queries)):
+        raise ValueError(
+            f"Replacement: queries must be ascending places below {count} in this layer but are {queries}; "
+            "make the edit for this input."
+        )
+    return torch.tensor(queries, device=call.query.device)
+
+
+def _runs(queries: tuple[int, ...], within: slice | None = None) -> list[slice]:
+    """Consecutive queries as slices of the layer's queries, those inside a slice alone."""
+    kept = [query for query in queries if within is None or within.start <= query < within.stop]
+    starts = [query for before, query in zip([None, *kept], kept, strict=False) if query - 1 != before]
+    stops = [query + 1 for query, after in zip(kept, [*kept[1:], None], strict=True) if query + 1 != after]
+    return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
+
+
+def _applied(call: AttentionCall, weights: RowWeights, within: slice | None = None) -> Tensor:
     """(B, H, Q, E): rows of weights times the value, a strip at a time; each group once where heads are alike."""
     parts = []
-    for rows in call.strips():
+    for rows in call.strips() if within is None else [within]:
         strip = weights(call, rows).to(call.value.dtype)
+        strip = strip.expand(-1, -1, rows.stop - rows.start, -1)
         value = call.value if strip.shape[1] == 1 else repeat_groups(call.value, call.shape[1])
         parts.append(strip @ value)  # (B, H or G, r, E)
     return repeat_groups(torch.cat(parts, dim=2), call.shape[1])

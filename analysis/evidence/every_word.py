@@ -22,7 +22,7 @@ from analysis.evidence.explanation import Explanation, explanation_of, kept_posi
 from analysis.evidence.methods import METHODS, Progress, explain
 from analysis.evidence.passes import ForwardPass, plain_outputs
 from analysis.evidence.perturbation import (
-    batch_size,
+    batch_items,
     masked_outputs,
     repeated,
     replacement_note,
@@ -381,7 +381,7 @@ def _outputs_without(
     for row, position in enumerate(columns, start=1):
         masks[row, order[position]] = True
     yield from masked_outputs(run, masks, resolved(run, "default", "every_word: replacement"))
-    size = batch_size(run)
+    size = batch_items(run.model, run.inputs)
     for first in range(0, len(prefix), size):
         part = prefix[first : first + size]
         start = len(masks) + first

@@ -25,7 +25,7 @@ from analysis.evidence.explanation import Explanation, explanation_of, kept_posi
 from analysis.evidence.passes import ForwardPass
 from analysis.evidence.perturbation import (
     Replacement,
-    batch_size,
+    batch_items,
     blank_of,
     entry_of,
     fill_words,
@@ -93,7 +93,7 @@ def integrated_gradients(
             baselines=torch.lerp(start, entry, first),
             n_steps=each,
             method="gausslegendre",
-            internal_batch_size=batch_size(run, BATCH_TOKENS),
+            internal_batch_size=batch_items(run.model, run.inputs, BATCH_TOKENS),
             return_convergence_delta=True,
         )
         return _Stretch(first, last, scores, float(delta[0]))
@@ -227,7 +227,7 @@ def smooth_grad(
     deviation = level * float(still.max() - still.min())
     generator = torch.Generator().manual_seed(seed)
     gradient = Saliency(_counted(run, target, samples, progress))
-    total, size = torch.zeros_like(still[0]), batch_size(run, BATCH_TOKENS)
+    total, size = torch.zeros_like(still[0]), batch_items(run.model, run.inputs, BATCH_TOKENS)
     for first in range(0, samples, size):
         shape = (min(size, samples - first), *still.shape[1:])
         noise = torch.randn(shape, generator=generator).to(still)
@@ -300,7 +300,7 @@ def occlusion(
             torch.ones(1, *shape, dtype=raw.dtype),
             sliding_window_shapes=(window,) * len(shape),
             baselines=0.0,
-            perturbations_per_eval=batch_size(run, BATCH_TOKENS),
+            perturbations_per_eval=batch_items(run.model, run.inputs, BATCH_TOKENS),
         )
         raw[kept] = (found.flatten()[owner] / owner.bincount()[owner]).to(raw)  # captum's are single
     return explanation_of(

@@ -26,7 +26,7 @@ from analysis import resizing
 from analysis.evidence.explanation import Explanation, explanation_of, kept_positions, position_count
 from analysis.evidence.passes import ForwardPass, graph_outputs, input_embeddings, plain_outputs
 from analysis.evidence.targets import Outputs, Target
-from analysis.inputs import PatchGrid, preparation_of
+from analysis.inputs import Inputs, PatchGrid, preparation_of
 from analysis.models import LoadedModel
 from analysis.words import word_groups
 from attn_core.checks import check_ndim
@@ -276,18 +276,23 @@ def _removed(run: ForwardPass, masks: Tensor) -> Iterator[tuple[list[int], Outpu
 
 
 def _batches(rows: Sequence[int], run: ForwardPass) -> Iterator[list[int]]:
-    size = batch_size(run)
+    size = batch_items(run.model, run.inputs)
     for first in range(0, len(rows), size):
         yield list(rows[first : first + size])
 
 
-def batch_size(run: ForwardPass, tokens: int = BATCH_TOKENS) -> int:
-    """Items of a batch of that many positions; 1 for a classifier that takes no batch (GPT-2 without padding)."""
-    config = getattr(run.model.module, "config", None)
-    pools_by_padding = run.model.is_causal and run.model.task == "sequence-classification"
+def batch_items(model: LoadedModel, inputs: Inputs, tokens: int | None = None) -> int:
+    """Items of a batch of that many positions (None: ``BATCH_TOKENS``); 1 for a classifier that takes no batch.
+
+    GPT-2 without a padding token finds its last word by padding, and takes none.
+    """
+    config = getattr(model.module, "config", None)
+    pools_by_padding = model.is_causal and model.task == "sequence-classification"
     if pools_by_padding and getattr(config, "pad_token_id", None) is None:
         return 1
-    return max(1, tokens // max(1, position_count(run.inputs) + len(run.inputs.target_tokens or ())))
+    return max(
+        1, (tokens or BATCH_TOKENS) // max(1, position_count(inputs) + len(inputs.target_tokens or ()))
+    )
 
 
 def _reads_a_position(run: ForwardPass, target: Target) -> bool:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from analysis.evidence.explanation import kept_positions, position_count
+from analysis.evidence.explanation import kept_positions
 from analysis.evidence.passes import plain_outputs
-from analysis.evidence.perturbation import BATCH_TOKENS, repeated
+from analysis.evidence.perturbation import batch_items, repeated
 from analysis.hf.attention import Kind
-from analysis.hf.editing import Layers, attention_calls, editing_layers
+from analysis.hf.editing import LayerKey, Layers, attention_calls, editing_layers
 from attn_core.edits import HeadEdit, gate, uniform
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Importance = Mapping[Kind, Tensor]
 """(L, H) by kind of attention, on the CPU."""
+
+Variant = Mapping[LayerKey, Tensor]
+"""Heads (H,) bool that are edited, by layer."""
 
 Ablation = Literal["uniform", "zero"]
 """What stands in place of a head: attention alike to all that it may see, or nothing at all."""
@@ -112,34 +115,42 @@ def ablation_effects(
     layers = {kind: tuple(call.module for call in of_kind) for kind, of_kind in calls.items()}
     counts = {kind: tuple(call.map.heads for call in calls[kind]) for kind in chosen}
     del calls  # holds the context of every layer
-    without = [
-        _Head(kind, layer, head, heads)
-        for kind in chosen
-        for layer, heads in enumerate(counts[kind])
-        for head in range(heads)
-    ]
-    values = _values_without(model, inputs, target, layers, [None, *without], how, progress)
+    variants: list[Variant] = [{}, *single_heads(counts)]
+    values = edited_values(model, inputs, target, layers, variants, _EDITS[how], progress=progress)
     sizes = [heads for kind in chosen for heads in counts[kind]]
     effects = iter(torch.split(values[1:] - values[0], sizes))
     return {kind: torch.stack([next(effects) for _ in counts[kind]]) for kind in chosen}
 
 
-def _values_without(
+def edited_values(
     model: LoadedModel,
     inputs: Inputs,
     target: Target,
     layers: Layers,
-    variants: Sequence[_Head | None],
-    how: Ablation,
-    progress: Callable[[float], None] | None,
+    variants: Sequence[Variant],
+    edit: Callable[[Tensor], HeadEdit],
+    *,
+    progress: Callable[[float], None] | None = None,
 ) -> Tensor:
-    """(V,) the target's number without each head, or as it is for None, on the CPU."""
+    """(V,) the target's number with the heads of each variant edited, on the CPU.
+
+    Variants share batches of about ``perturbation.BATCH_TOKENS`` positions.
+
+    Args:
+        layers: of ``analysis.hf.editing.attention_layers``.
+        variants: of each the edited heads (H,) bool by layer; an empty one is the model as it is.
+        edit: (heads (B, H)) → what becomes of them.
+        progress: told how much is done, 0 to 1; what it raises stops the passes and comes out.
+    Raises:
+        ValueError: if the target's number is not finite.
+        UnsupportedModelError: if heads of this model cannot be edited.
+    """
     kept = kept_positions(inputs)
-    size = _batch_size(model, inputs)
+    size = batch_items(model, inputs)
     parts: list[Tensor] = []
     for first in range(0, len(variants), size):
         batch = variants[first : first + size]
-        with editing_layers(model, layers, _edits(batch, how)):
+        with editing_layers(model, layers, {key: edit(heads) for key, heads in _together(batch).items()}):
             outputs = plain_outputs(model, repeated(inputs.tensors, len(batch)), kept)
         parts.append(_wide(target.value(outputs).detach()).cpu())
         if progress is not None:
@@ -147,10 +158,33 @@ def _values_without(
     values = torch.cat(parts)
     if not bool(torch.isfinite(values).all()):
         raise ValueError(
-            f"ablation_effects: target must have a number with all heads and without each, but {target.label!r} is "
+            f"edited_values: target must have a number with all heads and with some edited, but {target.label!r} is "
             "not finite; choose another."
         )
     return values
+
+
+def _together(batch: Sequence[Variant]) -> dict[LayerKey, Tensor]:
+    """(B, H) the edited heads of each layer that an item of the batch edits."""
+    found: dict[LayerKey, Tensor] = {}
+    for row, variant in enumerate(batch):
+        for key, heads in variant.items():
+            found.setdefault(key, torch.zeros(len(batch), len(heads), dtype=torch.bool))[row] = heads
+    return found
+
+
+def single_heads(counts: Mapping[Kind, Sequence[int]]) -> list[Variant]:
+    """Each head alone, by kind, layer and head.
+
+    Args:
+        counts: heads of each layer.
+    """
+    return [
+        {(kind, layer): torch.arange(heads) == head}
+        for kind, layers in counts.items()
+        for layer, heads in enumerate(layers)
+        for head in range(heads)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,35 +218,6 @@ class AverageImportance:
             for kind, before in (self.mean if self.runs else sizes).items()
         }
         return AverageImportance(runs, mean)
-
-
-@dataclass(frozen=True)
-class _Head:
-    """A head that one item of a batch lacks; ``heads`` are those of its layer."""
-
-    kind: Kind
-    layer: int
-    head: int
-    heads: int
-
-
-def _edits(batch: Sequence[_Head | None], how: Ablation) -> dict[tuple[Kind, int], HeadEdit]:
-    """What becomes of each layer in which an item of the batch lacks a head."""
-    lacking: dict[tuple[Kind, int], Tensor] = {}
-    for row, without in enumerate(batch):
-        if without is not None:
-            blank = torch.zeros(len(batch), without.heads, dtype=torch.bool)
-            lacking.setdefault((without.kind, without.layer), blank)[row, without.head] = True
-    return {layer: _EDITS[how](heads) for layer, heads in lacking.items()}
-
-
-def _batch_size(model: LoadedModel, inputs: Inputs) -> int:
-    """As ``perturbation.batch_size``, of inputs that no pass was made of."""
-    config = getattr(model.module, "config", None)
-    pools_by_padding = model.is_causal and model.task == "sequence-classification"
-    if pools_by_padding and getattr(config, "pad_token_id", None) is None:
-        return 1
-    return max(1, BATCH_TOKENS // max(1, position_count(inputs) + len(inputs.target_tokens or ())))
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from analysis.evidence.passes import forward_pass
 from analysis.evidence.perturbation import (
     PICTURE_FILLS,
     TEXT_FILLS,
-    batch_size,
+    batch_items,
     blank_of,
     covered,
     leave_one_out,
@@ -213,8 +213,8 @@ def test_batches_change_nothing(run, picture, monkeypatch):
     for one in (run, picture):
         whole = leave_one_out(one, class_logit(1)).scores
         monkeypatch.setattr(perturbation, "BATCH_TOKENS", 25)
-        assert batch_size(one, 25) <= 2
-        monkeypatch.setattr(perturbation, "batch_size", lambda _: 2)
+        assert batch_items(one.model, one.inputs, 25) <= 2
+        monkeypatch.setattr(perturbation, "batch_items", lambda *_: 2)
         one.masked.clear()
         assert_close(leave_one_out(one, class_logit(1)).scores, whole, rtol=1e-4, atol=1e-5)
         monkeypatch.undo()
@@ -457,7 +457,7 @@ def test_a_decoder_of_one_target_length_is_not_cut(tmp_path):
 def test_classifiers_that_take_no_batch_run_one_by_one(tmp_path):
     model = loaded(tmp_path, "GPT2ForSequenceClassification", "GPT2Config", byte_level(), **GPT2)
     run = forward_pass(model, encode_text(model, "we say hello"))
-    assert batch_size(run) == 1
+    assert batch_items(run.model, run.inputs) == 1
     for kind in ("default", "remove"):
         assert float(leave_one_out(run, class_logit(0), replacement=kind).scores.abs().max()) > 1e-5
 
@@ -476,7 +476,7 @@ def test_nothing_changes(run, kind):
 
 
 def test_progress_is_told_and_can_stop(run, picture, monkeypatch):
-    monkeypatch.setattr(perturbation, "batch_size", lambda _: 3)
+    monkeypatch.setattr(perturbation, "batch_items", lambda *_: 3)
     for one, kind in ((run, "default"), (run, "remove"), (picture, "blurred")):
         told = []
         leave_one_out(one, class_logit(0), replacement=kind, progress=told.append)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from analysis.evidence import perturbation
 from analysis.evidence.passes import ForwardPass, forward_pass, plain_outputs
-from analysis.evidence.perturbation import repeated
+from analysis.evidence.perturbation import batch_items, repeated
 from analysis.evidence.targets import Outputs, Target, class_logit, token_log_probability
-from analysis.heads import importance
 from analysis.heads.importance import (
     AverageImportance,
     ablation_effects,
@@ -188,7 +188,7 @@ def test_heads_in_one_batch_are_heads_one_at_a_time(
     run, target = runs[name], target_of(name)
     together = ablation_effects(run.model, run.inputs, target, how=how)
     for positions in (1, 40):
-        monkeypatch.setattr(importance, "BATCH_TOKENS", positions)
+        monkeypatch.setattr(perturbation, "BATCH_TOKENS", positions)
         alone = ablation_effects(run.model, run.inputs, target, how=how)
         for kind, heads in together.items():
             assert_close(alone[kind], heads, rtol=0.0, atol=1e-10)
@@ -223,7 +223,7 @@ def test_a_head_that_is_not_read_is_worth_nothing_by_any_measure(runs: dict[str,
 
 def test_chosen_kinds_and_progress(runs: dict[str, ForwardPass], monkeypatch: pytest.MonkeyPatch) -> None:
     run, target, told = runs["bart"], target_of("bart"), []
-    monkeypatch.setattr(importance, "BATCH_TOKENS", 90)
+    monkeypatch.setattr(perturbation, "BATCH_TOKENS", 90)
     every = ablation_effects(run.model, run.inputs, target, how="zero", progress=told.append)
     assert len(told) > 3
     assert told == sorted(told)
@@ -239,7 +239,7 @@ def test_what_progress_raises_stops_it_and_the_model_stays_as_it_was(
     runs: dict[str, ForwardPass], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, told = runs["gpt2"], []
-    monkeypatch.setattr(importance, "BATCH_TOKENS", 1)
+    monkeypatch.setattr(perturbation, "BATCH_TOKENS", 1)
     before = state_of(run.model.module)
 
     def stop(done: float) -> None:
@@ -257,8 +257,8 @@ def test_a_classifier_that_takes_no_batch_runs_one_at_a_time(runs: dict[str, For
     """GPT-2 without a padding token finds its last word by padding, and refuses a batch."""
     model = replace(runs["gpt2"].model, task="sequence-classification")
     assert model.module.config.pad_token_id is None
-    assert importance._batch_size(model, runs["gpt2"].inputs) == 1
-    assert importance._batch_size(runs["gpt2"].model, runs["gpt2"].inputs) > 1
+    assert batch_items(model, runs["gpt2"].inputs) == 1
+    assert batch_items(runs["gpt2"].model, runs["gpt2"].inputs) > 1
 
 
 # Refusals

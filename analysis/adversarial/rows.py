@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from analysis.adversarial.distances import farthest, jensen_shannon
-from analysis.adversarial.measures import Measure, class_probabilities
-from analysis.evidence.explanation import kept_positions
-from analysis.evidence.passes import graph_outputs
+from analysis.adversarial.measures import Measure, class_probabilities, measure_of
+from analysis.evidence.explanation import kept_positions, position_count
+from analysis.evidence.passes import graph_outputs, plain_outputs
 from analysis.evidence.perturbation import batch_items, repeated
 from analysis.hf.attention import Kind
+from analysis.hf.branching import branching, find_branch
 from analysis.hf.editing import LayerKey, attention_calls, editing_layers
 from attn_core.edits import AttentionCall, HeadEdit, combined
 from attn_core.errors import UnsupportedModelError
@@ -48,6 +49,7 @@ class FreeRows:
         answer: weights (B, S, R, n) → (B, S, C), with gradients.
         measure: what the answers are and how far apart two of them are.
         decoder: (B, n, C) logits of each position alone, where the answer is the softmax of their weighted sum.
+        own: (R,) the position of each row's query among the n, of self-attention; None where it has none.
         held: what was held fixed, in words.
     """
 
@@ -56,6 +58,7 @@ class FreeRows:
     answer: Callable[[Tensor], Tensor]
     measure: Measure
     decoder: Tensor | None = None
+    own: Tensor | None = None
     held: str = ""
 
     def __post_init__(self) -> None:
@@ -90,8 +93,11 @@ class FreeRows:
 
     def uniform(self) -> Tensor:
         """(B, 1, R, n): weights alike on all positions."""
-        counted = self.inside.to(self.observed)
-        return (counted / counted.sum(-1, keepdim=True))[:, None]
+        return _uniform(self.inside).to(self.observed)[:, None]
+
+
+def _uniform(inside: Tensor) -> Tensor:
+    return inside / inside.sum(-1, keepdim=True)
 
 
 # The papers' model -----------------------------------------------------------------------------------------------
@@ -148,6 +154,40 @@ def classifier_rows(
     return weighted_sum_rows(observed, batch.inside, decoder, labels=named)
 
 
+def rows_of(
+    model: LoadedModel, inputs: Inputs, place: Place | None = None, *, others: Others = "respond"
+) -> FreeRows:
+    """The attention of one input: a recurrent classifier's one row, or rows of a transformer.
+
+    Args:
+        place: which rows of a transformer; None: ``usual_place``.
+        others: as in ``transformer_rows``.
+    Raises:
+        ValueError, UnsupportedModelError: as ``transformer_rows``.
+    """
+    if isinstance(model.module, AttentionClassifier):
+        batch = text_batch([inputs.tensors["input_ids"][0].tolist()])
+        labels = model.labels or ()
+        return classifier_rows(model.module, batch, labels=labels, temperature=model.temperature)
+    chosen = usual_place(model, inputs) if place is None else place
+    return transformer_rows(model, inputs, chosen, measure_of(model, inputs), others=others)
+
+
+def usual_place(model: LoadedModel, inputs: Inputs) -> Place:
+    """The last layer, all heads; the row that the answer is read from, or all rows where it is read from all.
+
+    Of an encoder-decoder it is the cross-attention: what the decoder takes from the input.
+    """
+    every = tuple(range(model.heads))
+    if model.is_encoder_decoder:
+        return Place({model.decoder_layers - 1: every}, (len(inputs.target_tokens or ()) - 1,), "cross")
+    heads = {model.layers - 1: every}
+    if model.is_causal:
+        return Place(heads, (position_count(inputs) - 1,), "decoder")
+    pooled = model.prefix_tokens > 0 if model.modality == "image" else model.kind is not None
+    return Place(heads, (0,) if pooled else None)
+
+
 def weighted_sum_rows(
     observed: Tensor, inside: Tensor, decoder: Tensor, *, labels: tuple[str, ...]
 ) -> FreeRows:
@@ -157,7 +197,9 @@ def weighted_sum_rows(
         return (weights[:, :, 0] @ decoder).softmax(-1)
 
     held = "The states of the encoder and the output layer are as they were; the weights alone are others."
-    return FreeRows(observed[:, None], inside[:, None], answer, class_probabilities(labels), decoder, held)
+    return FreeRows(
+        observed[:, None], inside[:, None], answer, class_probabilities(labels), decoder, held=held
+    )
 
 
 # Transformers ----------------------------------------------------------------------------------------------------
@@ -234,22 +276,53 @@ def transformer_rows(
             found[key] = combined(*([found[key]] if key in found else []), edit)
         return found
 
-    def answer(weights: Tensor) -> Tensor:
-        parts = []
-        for part in torch.split(weights[0], most):
-            with editing_layers(model, layers, edits(part)):
-                outputs = graph_outputs(model, repeated(inputs.tensors, len(part)), kept)
-            parts.append(measure.read(outputs))
-        return torch.cat(parts)[None]
+    def plain(weights: Tensor) -> Tensor:
+        """(S, C): every item goes through the whole model."""
+        with editing_layers(model, layers, edits(weights)):
+            outputs = graph_outputs(model, repeated(inputs.tensors, len(weights)), kept)
+        return measure.read(outputs)
 
+    branch = find_branch(
+        model.module,
+        layers[place.kind],
+        min(place.heads),
+        lambda: plain_outputs(model, inputs.tensors, kept),
+    ) if others == "respond" else None  # fmt: skip
+
+    def branched(weights: Tensor) -> Tensor:
+        """(S, C): the layers below the first edited one are not run again."""
+        assert branch is not None
+        with editing_layers(model, layers, edits(weights)), branching(branch, len(weights)):
+            outputs = graph_outputs(model, inputs.tensors, kept)
+        return measure.read(outputs)
+
+    two = torch.stack([observed, _uniform(inside).to(observed)])
+    run = branched if branch is not None and _alike(branched, plain, two) else plain
+
+    def answer(weights: Tensor) -> Tensor:
+        return torch.cat([run(part) for part in torch.split(weights[0], most)])[None]
+
+    repeats = sum(map(len, place.heads.values()))
     told = "computed anew from the changed states" if others == "respond" else "held as it was"
     return FreeRows(
         observed[None],
         inside[None],
         answer,
         measure,
+        own=None if place.kind == "cross" else torch.tensor(queries).repeat(repeats),
         held=f"Only the weights of {place.in_words()} are others; all other attention is {told}.",
     )
+
+
+def _alike(branched: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tensor], weights: Tensor) -> bool:
+    """Whether a pass that branches gives what whole passes give: not every model's code lets its batch grow."""
+    with torch.no_grad():
+        expected = plain(weights)
+        try:
+            found = branched(weights)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            return False
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-5)
 
 
 def _rows_of_heads(rows: Tensor, heads: tuple[int, ...], count: int, queries: tuple[int, ...]) -> HeadEdit:

@@ -296,3 +296,47 @@ def test_edits_that_cannot_be_made_are_named(runs: dict[str, ForwardPass]) -> No
         head_effects(run.model, run.inputs, class_logit(0), "uniform", kind="cross")
     with pytest.raises(ValueError, match="self_only: queries must have a place of their own"):
         head_effects(bart.model, bart.inputs, token_log_probability(0, 5), "self", kind="cross")
+
+
+# Passes that begin at a layer
+
+
+@pytest.mark.parametrize("name", list(PLACES))
+def test_passes_begin_at_the_first_edited_layer_and_say_the_same(
+    name: str, runs: dict[str, ForwardPass], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs[name]
+    last = max(PLACES[name].heads)
+    place = Place({last: (0,)}, PLACES[name].queries, PLACES[name].kind)
+    quick = rows_of(run, place)
+    positions: list[int] = []
+    layers = attention_layers(run.model, run.inputs)[place.kind]
+    hook = layers[0].register_forward_pre_hook(
+        lambda _, args, kwargs: positions.append((args or tuple(kwargs.values()))[0].shape[1]),
+        with_kwargs=True,
+    )
+    found = quick.answers(quick.uniform())
+    hook.remove()
+    assert positions == [1]  # the layers below run on one position
+    monkeypatch.setattr("analysis.adversarial.rows.find_branch", lambda *_: None)
+    whole = rows_of(run, place)
+    assert_close(found, whole.answers(whole.uniform()), rtol=1e-6, atol=1e-9)
+    assert not run.model.module._forward_pre_hooks
+    assert not any(part._forward_pre_hooks for part in run.model.module.modules())
+
+
+def test_a_branch_that_gives_another_answer_is_not_used(
+    runs: dict[str, ForwardPass], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose code does not let its batch grow, or reads what lies below."""
+    run, place = runs["bert"], Place({1: (0,)}, (0,))
+    expected = rows_of(run, place)
+    monkeypatch.setattr("analysis.hf.branching._many", lambda value, count: value)
+    found = rows_of(run, place)
+    assert_close(found.answers(found.uniform()), expected.answers(expected.uniform()))
+    monkeypatch.setattr(
+        "analysis.hf.branching._many",
+        lambda value, count: value * 2 if hasattr(value, "dim") and value.is_floating_point() else value,
+    )
+    found = rows_of(run, place)
+    assert_close(found.answers(found.uniform()), expected.answers(expected.uniform()))

@@ -23,7 +23,7 @@ from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.figure import Figure as Canvas
 from matplotlib.font_manager import FontProperties, fontManager, get_font
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 from matplotlib.path import Path
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
@@ -243,6 +243,17 @@ def _covered(path: str, characters: Iterable[str]) -> set[str]:
         return set()
 
 
+DotShape = Literal["circle", "diamond", "square", "triangle"]
+
+_DOTS: Mapping[DotShape, Path] = {
+    "circle": Path.unit_circle(),
+    "diamond": Path.unit_regular_polygon(4),
+    "square": Path.unit_rectangle().transformed(Affine2D().translate(-0.5, -0.5).scale(1.7)),
+    "triangle": Path.unit_regular_polygon(3),
+}
+"""Outlines of marks about the origin, about two units across."""
+
+
 # The sheet --------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +337,41 @@ class Sheet:
         style: dict[str, Any] = {"transform": self.canvas.dpi_scale_trans, "zorder": layer}
         self.canvas.add_artist(
             LineCollection(list(self._turned(points)), colors=colour, linewidths=line, **style)
+        )
+
+    def polygon(
+        self,
+        points: NDArray[np.float64],
+        *,
+        fill: Any,
+        edge: Any = "none",
+        line: float = 0.8,
+        layer: float = 1.0,
+    ) -> None:
+        """A closed shape through ``points`` (n, 2)."""
+        style: dict[str, Any] = {"transform": self.canvas.dpi_scale_trans, "zorder": layer}
+        shape = Polygon(self._turned(points), facecolor=fill, edgecolor=edge, linewidth=line, **style)
+        self.canvas.add_artist(shape)
+
+    def dots(
+        self,
+        points: NDArray[np.float64],
+        colour: Any,
+        *,
+        size: float,
+        shape: DotShape = "circle",
+        edge: Any = "none",
+        line: float = 0.4,
+        layer: float = 1.5,
+    ) -> None:
+        """Marks of one shape, ``size`` inches across, at ``points`` (n, 2)."""
+        if not len(points):
+            return
+        mark = _DOTS[shape].transformed(Affine2D().scale(size / 2))
+        places = [mark.transformed(Affine2D().translate(*point)) for point in self._turned(points).tolist()]
+        style: dict[str, Any] = {"transform": self.canvas.dpi_scale_trans, "zorder": layer}
+        self.canvas.add_artist(
+            PathCollection(places, facecolors=colour, edgecolors=edge, linewidths=line, **style)
         )
 
     def curves(

@@ -15,18 +15,25 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.export_cells import csv_cell as csv_cell  # for tables that are no figures
+from analysis.export_cells import strings
+from analysis.export_rows import ARRAYS, ENTRIES, ROWS
 from analysis.figure_data import (
     LINE_CAP,
+    AttentionContrast,
+    CheckedNumber,
+    CheckedSet,
     EvidenceMaps,
     EvidencePanel,
     EvidenceWords,
     Figure,
+    HeadEffects,
     HeadGrid,
     HeadStatistic,
     HeadView,
@@ -37,7 +44,9 @@ from analysis.figure_data import (
     TokenLabel,
     TokenScores,
 )
-from analysis.visible import matrix_window, shown_in_words, source_line, visible_lines, visible_text
+from analysis.visible import matrix_window, shown_in_words, source_line, visible_text
+from analysis.visible_checks import check_checked_set, check_head_effects
+from analysis.visible_contrast import check_contrast
 
 EvidenceBoard = EvidenceMaps | EvidenceWords
 """Records whose panels stand side by side and can be files of their own."""
@@ -70,11 +79,11 @@ KINDS: Mapping[type, str] = {
     EvidenceMaps: "evidence_maps",
     EvidenceWords: "evidence_words",
     HeadGrid: "head_grid",
+    AttentionContrast: "attention_contrast",
+    CheckedSet: "checked_set",
+    HeadEffects: "head_effects",
 }
 """Names of the figure records inside files and file names."""
-
-# Spreadsheets run a cell that begins like this as a formula; the last four are their full-width twins.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "'", "＝", "＋", "－", "＠")
 
 
 def export_figure(figure: Figure, provenance: Provenance, format: ExportFormat) -> bytes:
@@ -86,7 +95,8 @@ def export_figure(figure: Figure, provenance: Provenance, format: ExportFormat) 
         format: a picture ("png" at 200 dots per inch, "svg" or "pdf" with text as text), "csv" of what is shown,
             "npz" of the exact float32 arrays, or "json" of the choices alone.
     Raises:
-        ValueError: for an unknown format, or a figure that the format cannot hold (``refusal`` says so beforehand).
+        ValueError: for an unknown format, a figure that the format cannot hold (``refusal`` says so beforehand), or
+            a check of attention whose parts do not belong together.
         ImportError: if matplotlib is missing and a picture is asked for.
     """
     if format not in get_args(ExportFormat):
@@ -94,6 +104,8 @@ def export_figure(figure: Figure, provenance: Provenance, format: ExportFormat) 
         raise ValueError(
             f"export_figure: format must be one of {names} but is {format!r}; choose one of them."
         )
+    if type(figure) in _CHECKS:
+        _CHECKS[type(figure)](figure, "export_figure")
     reason = refusal(figure, format)
     if reason is not None:
         raise ValueError(f"export_figure: {reason}")
@@ -139,6 +151,9 @@ _ROW_COUNTS: Mapping[type, Callable[[Any], int]] = {
     EvidenceMaps: lambda view: int(view.maps.size),
     EvidenceWords: lambda view: int(view.scores.size),
     HeadGrid: lambda view: int(view.best.size),
+    AttentionContrast: lambda view: int(view.weights.size),
+    CheckedSet: lambda view: len(view.names),
+    HeadEffects: lambda view: int(view.heads.size + view.layers.size + view.whole.size),
 }
 """At most how many rows the CSV file of a figure has, found without writing it."""
 
@@ -229,6 +244,17 @@ def safe_name(text: str, *, characters: int = 60) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:characters].rstrip("-._")
 
 
+_DATA = {(CheckedSet, "names")}
+"""Fields of texts that are data, not choices: they stand in data files alone."""
+
+
+_CHECKS: Mapping[type, Callable[[Any, str], None]] = {
+    AttentionContrast: check_contrast,
+    CheckedSet: check_checked_set,
+    HeadEffects: check_head_effects,
+}
+
+
 # The record inside every file -----------------------------------------------------------------------------------
 
 
@@ -240,7 +266,7 @@ def figure_document(figure: Figure, provenance: Provenance) -> dict[str, Any]:
         value = getattr(figure, item.name)
         if isinstance(value, np.ndarray):
             arrays[item.name] = _array_summary(value)
-        elif not _is_labels(value):
+        elif not _is_labels(value) and (type(figure), item.name) not in _DATA:
             choices[item.name] = _plain(value)
     return {
         "schema": SCHEMA,
@@ -277,6 +303,11 @@ def _numbers_summary(numbers: HeadStatistic) -> dict[str, Any]:
     return {"key": numbers.key, "title": numbers.title, "unit": numbers.unit, **summaries}
 
 
+def _number_summary(number: CheckedNumber) -> dict[str, Any]:
+    """A number of every input without its values."""
+    return {"key": number.key, "title": number.title, "values": _array_summary(number.values)}
+
+
 def _is_labels(value: object) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(entry, TokenLabel) for entry in value)
 
@@ -295,6 +326,8 @@ def _plain(value: Any) -> Any:
         return _plain(dataclasses.asdict(value))
     if isinstance(value, HeadStatistic):
         return _numbers_summary(value)
+    if isinstance(value, CheckedNumber):
+        return _number_summary(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
@@ -309,8 +342,8 @@ def _write_json(figure: Figure, provenance: Provenance) -> bytes:
     document = figure_document(figure, provenance)
     for name, labels in _label_sets(figure).items():
         document.setdefault("tokens", {})[name] = [dataclasses.asdict(label) for label in labels]
-    if isinstance(figure, HeadGrid):
-        document["heads"] = _head_entries(figure)
+    if type(figure) in ENTRIES:
+        document.update(ENTRIES[type(figure)](figure))
     return (json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n").encode()
 
 
@@ -325,7 +358,7 @@ def _write_csv(figure: Figure, provenance: Provenance) -> bytes:
         "provenance: " + document_text(figure, provenance),
     ]
     lines = [f"# {visible_text(line)}" for line in header]
-    lines.extend(_ROWS[type(figure)](figure, provenance))
+    lines.extend(ROWS[type(figure)](figure, provenance))
     return ("\n".join(lines) + "\n").encode("utf-8")
 
 
@@ -336,24 +369,12 @@ def _write_npz(figure: Figure, provenance: Provenance) -> bytes:
         if isinstance(value, np.ndarray):
             arrays[item.name] = value if value.dtype == np.uint8 else np.asarray(value, dtype=np.float32)
     for name, labels in _label_sets(figure).items():
-        arrays[f"{name}_text"] = _strings(label.text for label in labels)
-        arrays[f"{name}_piece"] = _strings(label.piece for label in labels)
+        arrays[f"{name}_text"] = strings(label.text for label in labels)
+        arrays[f"{name}_piece"] = strings(label.piece for label in labels)
         arrays[f"{name}_special"] = np.array([label.special for label in labels], dtype=bool)
         arrays[f"{name}_segment"] = np.array([label.segment for label in labels], dtype=np.int64)
-    if isinstance(figure, HeadView):
-        drawn = visible_lines(figure)
-        arrays["drawn"] = np.stack([drawn.heads, drawn.queries, drawn.keys], axis=1).astype(
-            np.int64
-        )  # (n, 3)
-    if isinstance(figure, PatchMaps):
-        arrays["titles"] = _strings(figure.titles)
-    if isinstance(figure, EvidenceMaps | EvidenceWords):
-        arrays["methods"] = _strings(panel.method for panel in figure.panels)
-        arrays["targets"] = _strings(panel.target for panel in figure.panels)
-    if isinstance(figure, HeadGrid):
-        arrays.update(_head_arrays(figure))
-    if isinstance(figure, ModelView) and figure.shapes is not None:
-        arrays["shapes"] = np.array(figure.shapes, dtype=np.int64)  # (L, 3)
+    if type(figure) in ARRAYS:
+        arrays.update(ARRAYS[type(figure)](figure))
     arrays["provenance"] = np.array(document_text(figure, provenance))
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
@@ -365,203 +386,6 @@ def _label_sets(figure: Figure) -> dict[str, tuple[TokenLabel, ...]]:
     values = {item.name: getattr(figure, item.name) for item in dataclasses.fields(figure)}
     return {name: value for name, value in values.items() if _is_labels(value)}
 
-
-def _strings(texts: Iterable[str]) -> NDArray[np.str_]:
-    """Texts as a NumPy array, which cannot hold a lone surrogate and drops trailing NULs (both made visible)."""
-    return np.array([visible_text(text) for text in texts], dtype=np.str_)
-
-
-def _head_view_rows(view: HeadView, provenance: Provenance) -> Iterator[str]:
-    yield "layer,head,query_index,query_token,key_index,key_token,weight"
-    lines = visible_lines(view)
-    left = [f"{view.starts[0] + index},{cell}" for index, cell in enumerate(_cells(view.left))]
-    right = [f"{view.starts[1] + index},{cell}" for index, cell in enumerate(_cells(view.right))]
-    columns = (lines.heads.tolist(), lines.queries.tolist(), lines.keys.tolist(), _numbers(lines.weights))
-    for head, query, key, weight in zip(*columns, strict=True):
-        yield f"{view.layer},{head},{left[query]},{right[key]},{weight}"
-
-
-def _matrix_view_rows(view: MatrixView, provenance: Provenance) -> Iterator[str]:
-    yield "layer,head,query_index,query_token,key_index,key_token,weight"
-    rows, columns = matrix_window(view)
-    source = f"{csv_cell(provenance.layer)},{csv_cell(provenance.heads)}"
-    keys = [f"{index},{cell}" for index, cell in enumerate(_cells(view.columns))][columns]
-    queries = _cells(view.rows)
-    for query in range(rows.start, rows.stop):
-        start = f"{source},{query},{queries[query]}"
-        for key, weight in zip(keys, _numbers(view.weights[query, columns]), strict=True):
-            yield f"{start},{key},{weight}"
-
-
-def _model_view_rows(view: ModelView, provenance: Provenance) -> Iterator[str]:
-    places = "query_bin,key_bin" if view.cells == "tokens" else "patch_row_bin,patch_column_bin"
-    yield f"layer,head,{places},weight"
-    for layer, (heads, rows, columns) in enumerate(view.layer_shapes):
-        cells = [f"{row},{column}" for row in range(rows) for column in range(columns)]
-        for head in range(heads):
-            weights = _numbers(view.thumbnails[layer, head, :rows, :columns])
-            for cell, weight in zip(cells, weights, strict=True):
-                yield f"{layer},{head},{cell},{weight}"
-
-
-def _token_score_rows(view: TokenScores, provenance: Provenance) -> Iterator[str]:
-    yield "index,token,score"
-    for index, (cell, score) in enumerate(zip(_cells(view.tokens), _numbers(view.scores), strict=True)):
-        yield f"{index},{cell},{score}"
-
-
-def _patch_map_rows(view: PatchMaps, provenance: Provenance) -> Iterator[str]:
-    yield "panel,title,patch_row,patch_column,value"
-    _, rows, columns = view.maps.shape
-    cells = [f"{row},{column}" for row in range(rows) for column in range(columns)]
-    for panel, (title, values) in enumerate(zip(view.titles, view.maps, strict=True)):
-        start = f"{panel},{csv_cell(title)}"
-        for cell, value in zip(cells, _numbers(values), strict=True):
-            yield f"{start},{cell},{value}"
-
-
-def _evidence_map_rows(view: EvidenceMaps, provenance: Provenance) -> Iterator[str]:
-    yield "panel,method,target,patch_row,patch_column,score"
-    _, rows, columns = view.maps.shape
-    cells = [f"{row},{column}" for row in range(rows) for column in range(columns)]
-    for start, values in zip(_panel_cells(view.panels), view.maps, strict=True):
-        for cell, value in zip(cells, _numbers(values), strict=True):
-            yield f"{start},{cell},{value}"
-
-
-def _evidence_word_rows(view: EvidenceWords, provenance: Provenance) -> Iterator[str]:
-    if view.predicted:
-        yield from _evidence_table_rows(view)
-        return
-    yield "panel,method,target,index,token,score"
-    labels = [f"{index},{cell}" for index, cell in enumerate(_cells(view.tokens))]
-    for start, values in zip(_panel_cells(view.panels), view.scores, strict=True):
-        for label, value in zip(labels, _numbers(values), strict=True):
-            yield f"{start},{label},{value}"
-
-
-def _evidence_table_rows(view: EvidenceWords) -> Iterator[str]:
-    """A row a cell; cells whose token the model has not read are left out."""
-    yield "method,word_index,word,probability,index,token,side,score"
-    sides = ["decoder" if label.segment else "input" for label in view.tokens]
-    labels = [f"{index},{cell},{sides[index]}" for index, cell in enumerate(_cells(view.tokens))]
-    shares = [""] * len(view.predicted) if view.probabilities is None else _numbers(view.probabilities)
-    method = csv_cell(view.panels[0].method)
-    for place, (word, share) in enumerate(zip(_cells(view.predicted), shares, strict=True)):
-        values = view.scores[place]
-        for label, value, unread in zip(labels, _numbers(values), np.isnan(values), strict=True):
-            if not unread:
-                yield f"{method},{place},{word},{share},{label},{value}"
-
-
-def _head_grid_rows(view: HeadGrid, provenance: Provenance) -> Iterator[str]:
-    """A row a head; the columns of a statistic have its key, and ``_low`` and ``_high`` where it has an interval."""
-    stable = np.full(view.best.shape, np.nan) if view.stable is None else view.stable
-    columns: dict[str, NDArray[Any]] = {"score": view.scores, "margin": view.margins, "stable": stable}
-    for number in view.numbers:
-        for name, values in (("", number.values), ("_low", number.low), ("_high", number.high)):
-            if values is not None:
-                columns[f"{number.key}{name}"] = values
-    yield ",".join(["layer,head,class,variant", *map(_column_name, columns)])
-    cells = [_numbers(values) for values in columns.values()]
-    for place, (layer, head) in enumerate(np.ndindex(view.best.shape)):
-        names = csv_cell(view.classes[view.best[layer, head]]), csv_cell(view.variants[layer][head])
-        yield ",".join([str(layer), str(head), *names, *(texts[place] for texts in cells)])
-
-
-def _column_name(name: str) -> str:
-    """A name as it is where it is a plain word, else as a cell."""
-    return name if re.fullmatch(r"\w+", name) else csv_cell(name)
-
-
-def _head_arrays(view: HeadGrid) -> dict[str, NDArray[Any]]:
-    """Texts and statistics of a grid: ``number_values``, ``number_low`` and ``number_high`` are (n, L, H)."""
-    nothing = np.full(view.best.shape, np.nan)
-    ends = {"values": [number.values for number in view.numbers]}
-    for name in ("low", "high"):
-        found = [getattr(number, name) for number in view.numbers]
-        ends[name] = [nothing if end is None else end for end in found]
-    shape = (len(view.numbers), *view.best.shape)
-    return {
-        "classes": _strings(view.classes),
-        "variants": _strings(name for row in view.variants for name in row).reshape(view.best.shape),
-        **{
-            f"number_{name}s": _strings(getattr(each, name) for each in view.numbers)
-            for name in ("key", "title", "unit")
-        },
-        **{
-            f"number_{name}": np.asarray(part, dtype=np.float32).reshape(shape) for name, part in ends.items()
-        },
-    }
-
-
-def _head_entries(view: HeadGrid) -> list[dict[str, Any]]:
-    """Everything that is known of each head, one after another; numbers as the nearest float32, None for no value."""
-
-    def told(array: NDArray[Any] | None, place: tuple[int, ...]) -> float | None:
-        value = np.nan if array is None else np.float32(array[place])
-        return float(str(value)) if np.isfinite(value) else None
-
-    return [
-        {
-            "layer": place[0],
-            "head": place[1],
-            "class": view.classes[view.best[place]],
-            "variant": view.variants[place[0]][place[1]],
-            "score": told(view.scores, place),
-            "margin": told(view.margins, place),
-            "stable": told(view.stable, place),
-            "statistics": {
-                number.key: {
-                    "value": told(number.values, place),
-                    "low": told(number.low, place),
-                    "high": told(number.high, place),
-                }
-                for number in view.numbers
-            },
-        }
-        for place in np.ndindex(view.best.shape)
-    ]
-
-
-def _panel_cells(panels: Sequence[EvidencePanel]) -> list[str]:
-    return [
-        f"{index},{csv_cell(panel.method)},{csv_cell(panel.target)}" for index, panel in enumerate(panels)
-    ]
-
-
-def csv_cell(text: str) -> str:
-    """Text as a quoted CSV cell that no spreadsheet runs.
-
-    A cell of two or more characters that begins like a formula, or with an apostrophe, gets one apostrophe before
-    it: taking one leading apostrophe away restores every such cell.
-    """
-    text = visible_text(text)
-    if len(text) > 1 and text.startswith(_FORMULA_STARTS):
-        text = "'" + text
-    return '"' + text.replace('"', '""') + '"'
-
-
-def _cells(labels: Sequence[TokenLabel]) -> list[str]:
-    return [csv_cell(label.text) for label in labels]
-
-
-def _numbers(values: NDArray[Any]) -> list[str]:
-    """Shortest decimal text of each float32, which reads back to the same float32."""
-    texts: list[str] = np.asarray(values, dtype=np.float32).ravel().astype(np.str_).tolist()
-    return texts
-
-
-_ROWS: Mapping[type, Callable[[Any, Provenance], Iterator[str]]] = {
-    HeadView: _head_view_rows,
-    MatrixView: _matrix_view_rows,
-    ModelView: _model_view_rows,
-    TokenScores: _token_score_rows,
-    PatchMaps: _patch_map_rows,
-    EvidenceMaps: _evidence_map_rows,
-    EvidenceWords: _evidence_word_rows,
-    HeadGrid: _head_grid_rows,
-}
 
 _WRITERS: Mapping[str, Callable[[Figure, Provenance], bytes]] = {
     "csv": _write_csv,

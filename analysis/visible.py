@@ -18,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.figure_data import (
+    AttentionContrast,
+    CheckedSet,
     EvidenceMaps,
     EvidenceWords,
     Figure,
+    HeadEffects,
     HeadGrid,
     HeadView,
     MatrixView,
@@ -33,6 +36,7 @@ from analysis.figure_data import (
     weight_levels,
 )
 from analysis.pairs import PAIR_NAMES, Side, in_filter
+from analysis.visible_checks import contrast_in_words, effects_in_words, set_in_words
 from analysis.visible_evidence import maps_in_words, texts_in_words
 from analysis.visible_heads import grid_in_words
 
@@ -338,6 +342,11 @@ def _model_view_words(view: ModelView) -> str:
     return words
 
 
+def counted(number: int, what: str) -> str:
+    """ "1 layer", "6 layers"."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def spread(numbers: Iterable[int]) -> str:
     """ "12", or "3 to 24" where they differ."""
     found = set(numbers)
@@ -423,6 +432,9 @@ _WORDS: Mapping[type, Callable[[Any], str]] = {
     EvidenceMaps: maps_in_words,
     EvidenceWords: texts_in_words,
     HeadGrid: grid_in_words,
+    AttentionContrast: contrast_in_words,
+    CheckedSet: set_in_words,
+    HeadEffects: effects_in_words,
 }
 
 
@@ -432,7 +444,7 @@ def tokens_of(figure: Figure) -> tuple[TokenLabel, ...]:
         return figure.left + figure.right
     if isinstance(figure, MatrixView):
         return figure.rows + figure.columns
-    return figure.tokens if isinstance(figure, TokenScores | EvidenceWords) else ()
+    return figure.tokens if isinstance(figure, TokenScores | EvidenceWords | AttentionContrast) else ()
 
 
 def _short_revision(revision: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import capture, evidence, head_view, heads, startup
+from benchmarks import adversarial, capture, evidence, head_view, heads, startup
 from benchmarks.measure import machine
 
 
@@ -13,6 +13,7 @@ def main() -> None:
     capture.main([])
     evidence.main([])
     heads.main([])
+    adversarial.main([])
     head_view.main([])
 
 

@@ -20,10 +20,14 @@ from analysis.visible_heads import grid_colour
 from dashboard.colour_maps import colour_table
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     import plotly.graph_objects as go
 
     from analysis.evidence.faithfulness import Faithfulness, Side
     from analysis.evidence.sanity import ModelSensitivity
+
+    Chart: TypeAlias = go.Figure
 
 CHART_TEXT = "#7f868f"
 """Text and lines: a grey with a contrast of at least 3.6 : 1 on the light and on the dark background."""
@@ -42,6 +46,14 @@ BEYOND_ROOM = 1.1
 """Height of the axis, in units of the scale, where bars are cut at its end and their values stand above them."""
 
 
+def blank_chart(**grid: Any) -> Chart:
+    """An empty chart, or one of several parts (options of Plotly's ``make_subplots``), for charts in other files."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    return make_subplots(**grid) if grid else go.Figure()
+
+
 def token_scores_chart(view: TokenScores, *, labelled: int = LABELLED_BARS) -> go.Figure:
     """Bars of token scores, coloured as the text above them is, as high as their frame.
 
@@ -53,8 +65,8 @@ def token_scores_chart(view: TokenScores, *, labelled: int = LABELLED_BARS) -> g
     """
     import plotly.graph_objects as go  # here: the first page is painted without it
 
-    names = [_literal(short_label(token.text)) for token in view.tokens]
-    full = [_literal(visible_text(token.text)) for token in view.tokens]
+    names = [literal(short_label(token.text)) for token in view.tokens]
+    full = [literal(visible_text(token.text)) for token in view.tokens]
     places = list(range(len(names)))
     exact = np.asarray(view.scores, dtype=np.float64)
     limits = score_limits(view)
@@ -93,7 +105,7 @@ def token_scores_chart(view: TokenScores, *, labelled: int = LABELLED_BARS) -> g
         bargap=0.18,
         xaxis=axis,
         yaxis={
-            "title": {"text": _literal(view.unit), "font": {"size": 11}},
+            "title": {"text": literal(view.unit), "font": {"size": 11}},
             "gridcolor": line,
             "zerolinecolor": line,
             "automargin": True,
@@ -128,7 +140,7 @@ def strongest_words_chart(view: EvidenceWords, index: int, *, count: int = STRON
     scores = panel.limit * drawn_scores(view.scores[index], panel, positive=view.positive)
     order = np.argsort(-np.abs(scores), kind="stable")[:count][::-1]  # a category axis starts below
     hues = [UNSIGNED if not panel.signed else FOR if score >= 0 else AGAINST for score in scores[order]]
-    full = [_literal(visible_text(view.tokens[label].text)) for label in order]
+    full = [literal(visible_text(view.tokens[label].text)) for label in order]
     several = len({other.target for other in view.panels if other.target}) > 1
     name = f"{panel.method} · {panel.target}" if several and panel.target else panel.method
     line = "rgba(127, 134, 143, 0.28)"
@@ -142,7 +154,7 @@ def strongest_words_chart(view: EvidenceWords, index: int, *, count: int = STRON
     )
     return go.Figure(bars).update_layout(
         title={
-            "text": _literal(short_label(name, 36)),
+            "text": literal(short_label(name, 36)),
             "font": {"size": 12},
             "x": 0,
             "xref": "container",
@@ -161,7 +173,7 @@ def strongest_words_chart(view: EvidenceWords, index: int, *, count: int = STRON
             "automargin": True,
             "tickmode": "array",
             "tickvals": list(range(len(order))),
-            "ticktext": [f"{_literal(short_label(view.tokens[label].text))} " for label in order],
+            "ticktext": [f"{literal(short_label(view.tokens[label].text))} " for label in order],
         },
     )
 
@@ -207,10 +219,10 @@ def faithfulness_chart(names: Sequence[str], found: Sequence[Faithfulness], targ
                 y=curve.values,
                 mode="lines",
                 line=_line_style(index),
-                name=_literal(name),
+                name=literal(name),
                 legendgroup=name,
                 showlegend=column == 1,
-                hovertemplate=f"{_literal(name)}<br>%{{x:.0%}}: <b>%{{y:.4~g}}</b><extra></extra>",
+                hovertemplate=f"{literal(name)}<br>%{{x:.0%}}: <b>%{{y:.4~g}}</b><extra></extra>",
                 row=1,
                 col=column,
             )
@@ -225,10 +237,10 @@ def faithfulness_chart(names: Sequence[str], found: Sequence[Faithfulness], targ
     figure.update_yaxes(gridcolor=GRID, zerolinecolor=GRID, automargin=True)
     figure.update_annotations(font={"size": 12, "color": CHART_TEXT})
     return figure.update_layout(
-        **_PLAIN,
+        **PLAIN,
         width=900,
         height=320,
-        yaxis_title={"text": _literal(short_label(target, 40)), "font": {"size": 11}},
+        yaxis_title={"text": literal(short_label(target, 40)), "font": {"size": 11}},
     )
 
 
@@ -240,16 +252,16 @@ def cascade_chart(names: Sequence[str], found: Sequence[ModelSensitivity]) -> go
     for index, (name, each) in enumerate(zip(names, found, strict=True)):
         parts = ["none", *(_short_part(stage.part) for stage in each.stages[1:])]
         figure.add_scatter(
-            x=[_literal(part) for part in parts],
+            x=[literal(part) for part in parts],
             y=[stage.correlation for stage in each.stages],
             mode="lines+markers",
             line=_line_style(index),
             marker={"size": 5},
-            name=_literal(name),
-            hovertemplate=f"{_literal(name)}<br>%{{x}}: <b>%{{y:.2f}}</b><extra></extra>",
+            name=literal(name),
+            hovertemplate=f"{literal(name)}<br>%{{x}}: <b>%{{y:.2f}}</b><extra></extra>",
         )
     return figure.update_layout(
-        **_PLAIN,
+        **PLAIN,
         width=900,
         height=340,
         xaxis={
@@ -312,9 +324,9 @@ def _points(
         title = grid.classes[index]
         pale = grid.shown is not None and index not in grid.shown
         names = [
-            _literal(f"layer {places[i][0]} · head {places[i][1]}: {title}")
+            literal(f"layer {places[i][0]} · head {places[i][1]}: {title}")
             + (
-                f" ({_literal(grid.variants[places[i][0]][places[i][1]])})"
+                f" ({literal(grid.variants[places[i][0]][places[i][1]])})"
                 if grid.variants[places[i][0]][places[i][1]]
                 else ""
             )
@@ -324,7 +336,7 @@ def _points(
             x=across[found],
             y=up[found],
             mode="markers",
-            name=_literal(title),
+            name=literal(title),
             text=names,
             marker={
                 "color": grid_colour(grid, index),
@@ -348,21 +360,21 @@ def heads_scatter(
     if size is not None:
         shares = np.abs(np.nan_to_num(size.values.ravel().astype(np.float64)))
         sizes = 5 + 23 * np.sqrt(shares / (shares.max() or 1.0))
-    told = f"{_literal(across.title)} %{{x:.4g}} {across.unit}<br>{_literal(up.title)} %{{y:.4g}} {up.unit}"
+    told = f"{literal(across.title)} %{{x:.4g}} {across.unit}<br>{literal(up.title)} %{{y:.4g}} {up.unit}"
     x, y = (each.values.ravel().astype(np.float64) for each in (across, up))
     _points(figure, grid, places, x, y, told, sizes)
     return figure.update_layout(
-        **_PLAIN,
+        **PLAIN,
         width=820,
         height=520,
-        xaxis=_axis(f"{across.title} ({across.unit})"),
-        yaxis=_axis(f"{up.title} ({up.unit})"),
+        xaxis=plain_axis(f"{across.title} ({across.unit})"),
+        yaxis=plain_axis(f"{up.title} ({up.unit})"),
     )
 
 
-def _axis(title: str) -> dict[str, Any]:
+def plain_axis(title: str) -> dict[str, Any]:
     return {
-        "title": {"text": _literal(title), "font": {"size": 11}},
+        "title": {"text": literal(title), "font": {"size": 11}},
         "gridcolor": GRID,
         "zerolinecolor": GRID,
         "automargin": True,
@@ -380,18 +392,18 @@ def heads_by_layer(grid: HeadGrid) -> go.Figure:
             figure.add_bar(
                 x=list(range(layers)),
                 y=counts,
-                name=_literal(title),
+                name=literal(title),
                 marker={"color": grid_colour(grid, index)},
-                hovertemplate=f"layer %{{x}}: %{{y}} {_literal(title)}<extra></extra>",
+                hovertemplate=f"layer %{{x}}: %{{y}} {literal(title)}<extra></extra>",
             )
     return figure.update_layout(
-        **_PLAIN,
+        **PLAIN,
         barmode="stack",
         bargap=0.25,
         width=540,
         height=270,
-        xaxis={**_axis("layer"), "dtick": max(1, layers // 16)},
-        yaxis={**_axis("heads")},
+        xaxis={**plain_axis("layer"), "dtick": max(1, layers // 16)},
+        yaxis={**plain_axis("heads")},
     )
 
 
@@ -402,7 +414,7 @@ def statistic_by_layer(grid: HeadGrid, number: HeadStatistic) -> go.Figure:
     places, figure = _every_head(grid), go.Figure()
     values = number.values.astype(np.float64)
     layers = np.array([layer for layer, _ in places], dtype=np.float64)
-    told = f"{_literal(number.title)} %{{y:.4g}} {number.unit}"
+    told = f"{literal(number.title)} %{{y:.4g}} {number.unit}"
     _points(figure, grid, places, layers, values.ravel(), told)
     counted = np.maximum((~np.isnan(values)).sum(1), 1)
     figure.add_scatter(
@@ -414,12 +426,12 @@ def statistic_by_layer(grid: HeadGrid, number: HeadStatistic) -> go.Figure:
         hovertemplate="layer %{x}: mean %{y:.4g}<extra></extra>",
     )
     return figure.update_layout(
-        **_PLAIN,
+        **PLAIN,
         width=540,
         height=270,
         showlegend=False,
-        xaxis={**_axis("layer"), "dtick": max(1, len(values) // 16)},
-        yaxis=_axis(f"{number.title} ({number.unit})"),
+        xaxis={**plain_axis("layer"), "dtick": max(1, len(values) // 16)},
+        yaxis=plain_axis(f"{number.title} ({number.unit})"),
     )
 
 
@@ -439,10 +451,10 @@ def heads_plane(
             x=points[:, 0],
             y=points[:, 1],
             mode="markers",
-            text=[_literal(_head_in_words(grid, place)) for place in places],
+            text=[literal(_head_in_words(grid, place)) for place in places],
             marker={
                 "color": [layer for layer, _ in places],
-                "colorscale": _plotly_scale(colour_table("viridis")),
+                "colorscale": plotly_scale(colour_table("viridis")),
                 "size": 9,
                 "line": {"width": 0.5, "color": CHART_TEXT},
                 "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "layer"}, "dtick": 1},
@@ -453,7 +465,7 @@ def heads_plane(
         _points(figure, grid, places, points[:, 0], points[:, 1], "")
     bare = {"showticklabels": False, "gridcolor": GRID, "zeroline": False}
     return figure.update_layout(
-        **_PLAIN, width=620, height=520, xaxis=bare, yaxis={**bare, "scaleanchor": "x", "scaleratio": 1}
+        **PLAIN, width=620, height=520, xaxis=bare, yaxis={**bare, "scaleanchor": "x", "scaleratio": 1}
     )
 
 
@@ -467,7 +479,7 @@ def heads_distances(
     import plotly.graph_objects as go
 
     names = [
-        f"{places[i][0]} · {places[i][1]} {_literal(grid.classes[int(grid.best[places[i]])])}" for i in order
+        f"{places[i][0]} · {places[i][1]} {literal(grid.classes[int(grid.best[places[i]])])}" for i in order
     ]
     figure = go.Figure(
         go.Heatmap(
@@ -475,7 +487,7 @@ def heads_distances(
             x=list(range(len(order))),
             y=list(range(len(order))),
             customdata=np.array([[f"{one}<br>{other}" for other in names] for one in names], dtype=object),
-            colorscale=_plotly_scale(colour_table("viridis")[::-1]),
+            colorscale=plotly_scale(colour_table("viridis")[::-1]),
             zmin=0,
             colorbar={"thickness": 10, "outlinewidth": 0, "title": {"text": "nats", "font": {"size": 11}}},
             hovertemplate="%{customdata}<br><b>%{z:.3f}</b><extra></extra>",
@@ -483,7 +495,7 @@ def heads_distances(
     )
     bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "ticks": ""}
     return figure.update_layout(
-        **_PLAIN,
+        **PLAIN,
         width=520,
         height=460,
         xaxis=bare,
@@ -493,7 +505,7 @@ def heads_distances(
 
 GRID = "rgba(127, 134, 143, 0.28)"
 
-_PLAIN: dict[str, Any] = {
+PLAIN: dict[str, Any] = {
     "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
     "paper_bgcolor": "rgba(0, 0, 0, 0)",
     "plot_bgcolor": "rgba(0, 0, 0, 0)",
@@ -503,6 +515,7 @@ _PLAIN: dict[str, Any] = {
     "legend": {"bgcolor": "rgba(0, 0, 0, 0)"},
     "dragmode": False,
 }
+"""Layout of every chart."""
 
 
 def _line_style(index: int) -> dict[str, Any]:
@@ -524,7 +537,7 @@ def _marker(view: TokenScores, beyond: NDArray[np.bool_]) -> dict[str, Any]:
         "color": np.sqrt(shares) if view.scale == "sqrt" else shares,
         "cmin": 0.0,
         "cmax": 1.0,
-        "colorscale": _plotly_scale(colour_table(view.colour_map)),
+        "colorscale": plotly_scale(colour_table(view.colour_map)),
         "line": {"color": CHART_TEXT, "width": widths},
         "pattern": {"shape": ["/" if above else "" for above in beyond.tolist()], "fillmode": "overlay"},
         "colorbar": {
@@ -540,11 +553,11 @@ def _marker(view: TokenScores, beyond: NDArray[np.bool_]) -> dict[str, Any]:
     }
 
 
-def _plotly_scale(table: NDArray[np.uint8]) -> list[list[object]]:
+def plotly_scale(table: NDArray[np.uint8]) -> list[list[object]]:
     levels = np.rint(np.linspace(0, 255, SCALE_STEPS)).astype(int)
     return [[level / 255, "rgb({}, {}, {})".format(*table[level])] for level in levels.tolist()]
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Text that Plotly shows as it is: it would read tags such as ``<b>`` and entities in it."""
     return html.escape(text, quote=False)

@@ -71,7 +71,7 @@ class _Kept:
 
 
 @st.cache_resource(show_spinner=False)
-def _kept() -> _Kept:
+def kept() -> _Kept:
     return _Kept()
 
 
@@ -107,7 +107,7 @@ def _sample_counts(name: str, revision: str | None, _shared: SharedModel) -> Map
     """How often each piece of a tokenizer comes in the sample corpus: one text alone tells no rare token."""
     from analysis.heads.positions import piece_counts
 
-    inputs = _taken(text_inputs(sample_corpus())(_shared.model), [], lambda: None)
+    inputs = inputs_taken(text_inputs(sample_corpus())(_shared.model), [], lambda: None)
     return piece_counts([each.tokens or () for each in inputs])
 
 
@@ -125,9 +125,9 @@ def over(shared: SharedModel, key: Hashable, make: MakeInputs, count: int) -> Ru
 
     def work(progress: Progress) -> Survey:
         surveyor = Surveyor()
-        _kept().put(whole, surveyor)
+        kept().put(whole, surveyor)
         refused: list[ValueError] = []
-        taken = _taken(make(shared.model), refused, lambda: progress(surveyor.inputs / count))
+        taken = inputs_taken(make(shared.model), refused, lambda: progress(surveyor.inputs / count))
         if shared.model.modality == "image":
             for index, part in enumerate(_parts(taken, PICTURES_TOGETHER)):
                 survey_inputs(shared.model, part, surveyor=surveyor)
@@ -145,11 +145,11 @@ def over(shared: SharedModel, key: Hashable, make: MakeInputs, count: int) -> Ru
     job = jobs().request(whole, in_turns(shared, work))
     if job.state == "ready":
         return Running(job, job.answer)
-    surveyor: Surveyor | None = _kept().get(whole)
+    surveyor: Surveyor | None = kept().get(whole)
     return Running(job, surveyor.survey() if surveyor is not None and surveyor.inputs else None)
 
 
-def _taken(
+def inputs_taken(
     made: Iterator[Inputs | ValueError], refused: list[ValueError], pause: Callable[[], None]
 ) -> Iterator[Inputs]:
     """Inputs that can be taken; others have the model between two of them, and the job can be stopped."""
@@ -169,7 +169,7 @@ def _parts(inputs: Iterator[Inputs], size: int) -> Iterator[list[Inputs]]:
 
 def inputs_so_far(shared: SharedModel, key: Hashable) -> int:
     """How many inputs a survey has."""
-    surveyor: Surveyor | None = _kept().get(("heads", *shared.request, key))
+    surveyor: Surveyor | None = kept().get(("heads", *shared.request, key))
     return 0 if surveyor is None else surveyor.inputs
 
 
@@ -195,20 +195,20 @@ def distances(shared: SharedModel, key: Hashable, kind: Kind, make: MakeInputs, 
         refused: list[ValueError] = []
         most = min(count, DISTANCE_INPUTS)
         pause = lambda: progress(0.0 if found is None else found.texts / most)  # noqa: E731
-        taken = itertools.islice(_taken(make(shared.model), refused, pause), most)
+        taken = itertools.islice(inputs_taken(make(shared.model), refused, pause), most)
         for index, each in enumerate(taken):
             maps = trace(shared.model, each).maps(kind)
             alike = tuple(layer for layer in maps if layer.keys == maps[0].keys)
             own = head_distances(alike, most_rows=DISTANCE_ROWS)
             found = own if found is None else found.merged(own)
-            _kept().put(whole, found)
+            kept().put(whole, found)
             progress((index + 1) / most)
         if found is None:
             raise refused[0]
         return found
 
     job = jobs().request(whole, in_turns(shared, work))
-    return Running(job, job.answer if job.state == "ready" else _kept().get(whole))
+    return Running(job, job.answer if job.state == "ready" else kept().get(whole))
 
 
 def syntax(shared: SharedModel, key: Hashable, sentences: Sequence[ParsedSentence]) -> Running:
@@ -231,11 +231,11 @@ def syntax(shared: SharedModel, key: Hashable, sentences: Sequence[ParsedSentenc
                 if part:
                     syntax_over(shared.model, part, counter=counter, progress=told)
                     done += len(part)
-            _kept().put(whole, _both(counters))
+            kept().put(whole, _both(counters))
         return _both(counters)
 
     job = jobs().request(whole, in_turns(shared, work))
-    return Running(job, job.answer if job.state == "ready" else _kept().get(whole))
+    return Running(job, job.answer if job.state == "ready" else kept().get(whole))
 
 
 def _both(counters: tuple[SyntaxCounter, SyntaxCounter]) -> tuple[SyntaxCounts, SyntaxCounts]:

@@ -8,7 +8,16 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from analysis.export import panel_notes
-from analysis.figure_data import EvidenceMaps, EvidenceWords, HeadGrid, Provenance
+from analysis.figure_data import (
+    AttentionContrast,
+    CheckedSet,
+    EvidenceMaps,
+    EvidenceWords,
+    HeadEffects,
+    HeadGrid,
+    Provenance,
+)
+from dashboard.adversarial_choices import AdversarialChoices
 from dashboard.evidence_choices import MethodOptions
 from dashboard.heads_choices import HeadsChoices
 
@@ -145,6 +154,44 @@ def heads_provenance(
             "importance": None if choices.worth == "none" else choices.worth,
         },
         notes=(*figure.notes, *notes),
+    )
+
+
+def adversarial_provenance(
+    figure: AttentionContrast | CheckedSet | HeadEffects,
+    model: str,
+    revision: str,
+    input: str,
+    notes: Sequence[str],
+    *,
+    choices: AdversarialChoices,
+) -> Provenance:
+    """The record of a check of attention: what was replaced, what was held, and how candidates were found."""
+    layer = heads = ""
+    settings: dict[str, Any] = {"over": figure.title or None}
+    if isinstance(figure, HeadEffects):
+        _, layers, count = figure.heads.shape
+        layer, heads = layer_in_words(None, layers), f"all {count}"
+        method = "edited heads"
+        settings |= {"edit": figure.edits[figure.shown], "target": figure.target, "attention": figure.kind}
+        told = figure.notes
+    else:
+        method = "adversarial attention (Jain & Wallace 2019)"
+        settings |= {"ε": figure.epsilon}
+        told = figure.notes if isinstance(figure, CheckedSet) else (*figure.verdict, figure.held)
+    if isinstance(figure, AttentionContrast):
+        exact = any(name == "farthest" for name in figure.names)
+        search = "exact" if exact else choices.search
+        settings |= {"search": search, "shown": figure.names[figure.shown], "rows": figure.rows}
+    return provenance(
+        model=model,
+        revision=revision,
+        input=input if isinstance(figure, AttentionContrast | HeadEffects) else figure.title,
+        layer=layer,
+        heads=heads,
+        method=method,
+        settings=settings,
+        notes=(*told, *notes),
     )
 
 

@@ -21,12 +21,18 @@ from analysis.figure_data import ColourMapName
 from analysis.pairs import PairFilter
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
 from analysis.trained import OFFERED
+from dashboard.adversarial_choices import (
+    ADVERSARIAL_PARAMETERS,
+    AdversarialChoices,
+    adversarial_params,
+    read_adversarial,
+)
 from dashboard.evidence_choices import EVIDENCE_PARAMETERS, EvidenceChoices, evidence_params, read_evidence
 from dashboard.heads_choices import HEADS_PARAMETERS, HeadsChoices, heads_params, read_heads
 
 Page = Literal["text", "image", "models"]
-TextView = Literal["head", "model", "matrix", "rollout", "evidence", "heads"]
-ImageView = Literal["attention", "model", "rollout", "evidence", "heads"]
+TextView = Literal["head", "model", "matrix", "rollout", "evidence", "heads", "adversarial"]
+ImageView = Literal["attention", "model", "rollout", "evidence", "heads", "adversarial"]
 Part = Literal["encoder", "decoder", "cross"]
 Aggregation = Literal["head", "mean", "all"]
 Fusion = Literal["mean", "max", "min"]
@@ -134,6 +140,7 @@ class TextChoices:
     evidence: EvidenceChoices = field(default_factory=EvidenceChoices)
     patterns: HeadsChoices = field(default_factory=HeadsChoices)
     """Of the Heads view."""
+    adversarial: AdversarialChoices = field(default_factory=AdversarialChoices)
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,7 @@ class ImageChoices:
     evidence: EvidenceChoices = field(default_factory=EvidenceChoices)
     patterns: HeadsChoices = field(default_factory=HeadsChoices)
     """Of the Heads view."""
+    adversarial: AdversarialChoices = field(default_factory=AdversarialChoices)
 
 
 def active_heads(choices: TextChoices | ImageChoices, heads: int) -> tuple[int, ...]:
@@ -244,6 +252,12 @@ def choose_patterns(page: Literal["text", "image"], **changes: Any) -> None:
     choose(page, patterns=replace(before, **changes))
 
 
+def choose_adversarial(page: Literal["text", "image"], **changes: Any) -> None:
+    """Change choices of a page's Adversarial view."""
+    before = getattr(current(), page).adversarial
+    choose(page, adversarial=replace(before, **changes))
+
+
 def tell(*notes: str) -> None:
     """Keep sentences for the next page to show."""
     selection = current()
@@ -323,6 +337,8 @@ def to_query(selection: Selection, page: Page) -> dict[str, str]:
         params |= evidence_params(choices.evidence, examples=_sample_ids(page))
     if choices.view == "heads":
         params |= heads_params(choices.patterns)
+    if choices.view == "adversarial":
+        params |= adversarial_params(choices.adversarial)
     heads = "all" if choices.heads is None else ",".join(map(str, choices.heads)) or "none"
     return params | {"head": heads if choices.aggregation == "head" else choices.aggregation}
 
@@ -527,6 +543,14 @@ def _read_heads_as(name: str) -> Any:
     return read
 
 
+def _read_adversarial_as(name: str) -> Any:
+    def read(choices: Any, value: str, _: Mapping[str, str]) -> Any:
+        found = read_adversarial(choices.adversarial, name, value)
+        return None if found is None else replace(choices, adversarial=found)
+
+    return read
+
+
 def _number(value: str) -> int | None:
     return int(value) if _NUMBER.fullmatch(value) and value.isascii() else None
 
@@ -542,6 +566,7 @@ _TEXT_READERS: Mapping[str, Any] = {
     "part": _read_one_of("part", get_args(Part)),
     **{name: _read_evidence_as(name, "text") for name in EVIDENCE_PARAMETERS},
     **{name: _read_heads_as(name) for name in HEADS_PARAMETERS},
+    **{name: _read_adversarial_as(name) for name in ADVERSARIAL_PARAMETERS},
 }
 _IMAGE_READERS: Mapping[str, Any] = {
     **_SHARED_READERS,
@@ -551,6 +576,7 @@ _IMAGE_READERS: Mapping[str, Any] = {
     "view": _read_one_of("view", get_args(ImageView)),
     **{name: _read_evidence_as(name, "image") for name in EVIDENCE_PARAMETERS},
     **{name: _read_heads_as(name) for name in HEADS_PARAMETERS},
+    **{name: _read_adversarial_as(name) for name in ADVERSARIAL_PARAMETERS},
 }
 
 

@@ -17,12 +17,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from analysis.export import document_text
+import numpy as np
+
+from analysis.export import document_text, export_figure
 from analysis.figure_data import (
+    AttentionContrast,
+    CheckedSet,
     EvidenceMaps,
     EvidenceWords,
     Figure,
     Floats,
+    HeadEffects,
     HeadGrid,
     HeadView,
     MatrixView,
@@ -31,10 +36,11 @@ from analysis.figure_data import (
     Provenance,
     TokenScores,
 )
-from analysis.visible import caption_lines, source_line, visible_text
+from analysis.visible import caption_lines, shown_in_words, source_line, visible_text
 from dashboard import figures
 from dashboard.components.evidence_table import evidence_table_payload
 from dashboard.components.mount import component_files
+from dashboard.contrast_payload import attention_contrast_payload
 from dashboard.evidence_payload import evidence_maps_payload, evidence_words_payload
 from dashboard.heads_payload import head_grid_payload
 
@@ -202,6 +208,17 @@ def _head_grid(view: HeadGrid, _: Provenance) -> bytes:
     return head_grid_payload(view)
 
 
+def _attention_contrast(view: AttentionContrast, _: Provenance) -> bytes:
+    return attention_contrast_payload(view)
+
+
+def _drawing(view: CheckedSet | HeadEffects, provenance: Provenance) -> bytes:
+    """The figure as an SVG file inside the page: the app's charts need Python, or megabytes of script."""
+    svg = np.frombuffer(export_figure(view, provenance, "svg"), dtype=np.uint8)
+    header = {"kind": "drawing", "title": shown_in_words(view), "input": "", "state": {}}
+    return figures.pack(header, {"svg": svg})
+
+
 def _evidence_table(view: EvidenceWords, _: Provenance) -> bytes:
     return evidence_table_payload(view)
 
@@ -215,6 +232,9 @@ _COMPONENTS: Mapping[type, tuple[str, Callable[[Any, Provenance], bytes]]] = {
     EvidenceMaps: ("evidence_maps", _evidence_maps),
     EvidenceWords: ("evidence_words", _evidence_words),
     HeadGrid: ("head_grid", _head_grid),
+    AttentionContrast: ("attention_contrast", _attention_contrast),
+    CheckedSet: ("drawing", _drawing),
+    HeadEffects: ("drawing", _drawing),
 }
 
 # Without setters a component knows that there is no Python to ask.
@@ -247,7 +267,7 @@ body {
 }
 body > h1 { margin: 0 0 14px; font-size: 15px; font-weight: 600; }
 #attnscope-view { height: max(480px, calc(100vh - 190px)); }
-#attnscope-view.token_strip { height: auto; }
+#attnscope-view.token_strip, #attnscope-view.attention_contrast, #attnscope-view.drawing { height: auto; }
 body > footer {
   max-width: 1180px; margin-top: 16px; font-size: 12px;
   color: color-mix(in srgb, var(--st-text-color) 72%, var(--st-background-color));

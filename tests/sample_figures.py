@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.figure_data import (
+    AttentionContrast,
+    CheckedNumber,
+    CheckedSet,
     Figure,
+    HeadEffects,
     HeadGrid,
     HeadStatistic,
     HeadView,
@@ -151,6 +155,125 @@ def head_grids() -> dict[str, HeadGrid]:
     }
 
 
+def shares_of(shape, seed):
+    """Random float32 shares, 0 to 1."""
+    return np.random.default_rng(seed).random(shape).astype(np.float32)
+
+
+def attention_contrast(**changes):
+    """Four distributions over the hostile tokens with three outputs; the third is drawn beside the observed one."""
+    entries = {
+        "weights": softmax_rows((4, len(HOSTILE)), seed=11),
+        "names": ("observed", "uniform", "=adversarial <2>", "\ud800 by hand"),
+        "outputs": np.array(
+            [[0.7, 0.2, 0.1], [0.5, 0.3, 0.2], [0.695, 0.205, 0.1], [0.1, 0.1, 0.8]], dtype=np.float32
+        ),
+        "labels": ("=positive()", "negative <b>", "weight"),
+        "jsd": np.array([0.0, 0.2, 0.5, 0.3], dtype=np.float32),
+        "change": np.array([0.0, 0.2, 0.005, 0.7], dtype=np.float32),
+        "jsd_bound": 0.62,
+        "epsilon": 0.01,
+        "tokens": labels(),
+        "shown": 2,
+        "title": "the classifier's query <q> $x^2$",
+        "verdict": ("Other weights give the same prediction", "That does not show that attention is noise."),
+        "held": "everything but the weights a<b<c",
+    }
+    return AttentionContrast(**{**entries, **changes})
+
+
+def picture_contrast(**changes):
+    """Three distributions over CLS and 3 × 4 patches, means over two rows."""
+    entries = {
+        "weights": softmax_rows((3, 13), seed=12),
+        "names": ("observed", "uniform", "adversarial"),
+        "outputs": softmax_rows((3, 30), seed=13),
+        "labels": tuple(f"class {index}, <{index}>" for index in range(30)),
+        "jsd": np.array([0.0, 0.1, 0.4], dtype=np.float32),
+        "change": np.array([0.0, 0.3, 0.05], dtype=np.float32),
+        "tokens": (),
+        "picture": np.random.default_rng(4).integers(0, 256, size=(30, 40, 3), dtype=np.uint8),
+        "grid": (3, 4),
+        "prefix": 1,
+        "rows": 2,
+        "epsilon": 0.05,
+        "verdict": (),
+    }
+    return attention_contrast(**{**entries, **changes})
+
+
+def checked_set(count=40, **changes):
+    """Inputs with every number; some lack one."""
+    draw = np.random.default_rng(14)
+    bound = 0.4 + 0.29 * draw.random(count)
+    numbers = {
+        "max_attention": draw.beta(2, 2, count),
+        "permutation": draw.beta(1, 12, count),
+        "jsd": bound * draw.beta(4, 2, count),
+        "jsd_bound": bound,
+        "tau_gradient": np.clip(draw.normal(0.3, 0.25, count), -1, 1),
+        "p_gradient": draw.beta(0.5, 2, count),
+        "tau_leave_one_out": np.clip(draw.normal(0.1, 0.3, count), -1, 1),
+        "p_leave_one_out": draw.random(count),
+        "uniform": draw.beta(1, 9, count),
+    }
+    numbers["jsd"][-1:] = np.nan
+    numbers["tau_gradient"][:3] = numbers["p_gradient"][:3] = np.nan
+    entries = {
+        "names": tuple(f"{HOSTILE[index % len(HOSTILE)]} {index}" for index in range(count)),
+        "predicted": draw.integers(0, 2, size=count),
+        "labels": ("=negative", "positive <b>", "مرحبا"),
+        "numbers": tuple(
+            CheckedNumber(key, key.replace("_", " ").capitalize(), values.astype(np.float32))
+            for key, values in numbers.items()
+        ),
+        "epsilon": 0.01,
+        "title": f"{count} sentences, <few>",
+        "marked": count // 2,
+        "notes": ("few sentences $x^2$",),
+    }
+    return CheckedSet(**{**entries, **changes})
+
+
+def head_effects(**changes):
+    """Three edits of 6 layers of 12 heads, of which one layer has fewer heads and one edit cannot be made there."""
+    draw = np.random.default_rng(15)
+    heads = (draw.standard_t(3, size=(3, 6, 12)) * 0.02).astype(np.float32)
+    heads[:, 2, 9:] = np.nan
+    heads[2, 4] = np.nan
+    layers = draw.normal(-0.1, 0.15, size=(3, 6)).astype(np.float32)
+    layers[2, 4] = np.nan
+    entries = {
+        "edits": ("uniform", "=swapped <3>", "\ud800 permuted"),
+        "heads": heads,
+        "layers": layers,
+        "whole": np.array([-0.6, 0.2, np.nan], dtype=np.float32),
+        "target": "probability of <positive> $p$",
+        "before": 0.8125,
+        "shown": 1,
+        "marked": (5, 11),
+        "title": "all rows",
+        "notes": ("values were held fixed",),
+    }
+    return HeadEffects(**{**entries, **changes})
+
+
+def check_figures() -> dict[str, Figure]:
+    """Checks of attention that are drawn in a different way."""
+    return {
+        "contrast": attention_contrast(),
+        "contrast rtl": attention_contrast(
+            direction="rtl", shown=3, change_bound=None, change_name="Δ logit"
+        ),
+        "contrast alone": attention_contrast(shown=0),
+        "contrast picture": picture_contrast(shown=2),
+        "set": checked_set(),
+        "set bare": checked_set(1, numbers=(), marked=None, notes=(), title=""),
+        "effects": head_effects(),
+        "effects whole": head_effects(shown=0, marked=None, kind="cross", notes=(), title=""),
+    }
+
+
 def all_figures() -> dict[str, Figure]:
     """Every kind of record, and the variants that are drawn in a different way."""
     return {
@@ -171,4 +294,5 @@ def all_figures() -> dict[str, Figure]:
             smooth=True, shared_scale=False, marked=None, selected=1, colour_map="magma"
         ),
         **{f"grid {name}": view for name, view in head_grids().items()},
+        **check_figures(),
     }

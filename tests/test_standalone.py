@@ -36,7 +36,12 @@ ANY_TEXT = (
     | st.lists(st.sampled_from(["<", ">", "&", '"', "'", "/", "!--", "script", "img", " src=x"])).map("".join)
 )
 
-BLOBS = {"token_scores": "token_strip", "patch_maps": "patch_map"}
+BLOBS = {
+    "token_scores": "token_strip",
+    "patch_maps": "patch_map",
+    "checked_set": "drawing",
+    "head_effects": "drawing",
+}
 """Kinds of record whose blob has another name."""
 
 
@@ -183,7 +188,8 @@ def test_every_page_draws_without_error_or_request(watched_page, tmp_path, name)
     assert is_clean(watched_page)
     ink = page.evaluate(
         """() => [...document.querySelectorAll("canvas")].some((canvas) => canvas.width > 1 &&
-             canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value))"""
+             canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value)) ||
+             [...document.querySelectorAll("img.drawing-image")].some((image) => image.naturalWidth > 1)"""
     )
     assert ink
 

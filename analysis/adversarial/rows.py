@@ -23,7 +23,7 @@ from analysis.hf.attention import Kind
 from analysis.hf.branching import branching, find_branch
 from analysis.hf.editing import LayerKey, attention_calls, editing_layers
 from attn_core.edits import AttentionCall, HeadEdit, combined
-from attn_core.errors import UnsupportedModelError
+from attn_core.errors import MemoryBudgetError, UnsupportedModelError
 from attn_core.maps import FactoredMap
 from attn_core.models.classifier import AttentionClassifier
 from attn_core.replacements import given
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 Others = Literal["respond", "fixed"]
 """What becomes of the attention that is not replaced: computed anew from the changed states, or held as it was."""
+
+MOST_WEIGHTS = 4_000_000
+"""Weights of one candidate."""
 
 ROW_SUM = 1e-3
 """How far the weights of a row may be from a sum of 1."""
@@ -244,17 +247,18 @@ def transformer_rows(
     Raises:
         ValueError: if the model has no such layers, heads or queries.
         UnsupportedModelError: if heads of this model cannot be edited, or its rows do not sum to 1.
+        MemoryBudgetError: if a candidate has more than ``MOST_WEIGHTS`` weights.
     """
     calls = attention_calls(model, inputs)
     if place.kind not in calls:
         raise ValueError(f"transformer_rows: kind must be one of {', '.join(calls)} but is {place.kind!r}.")
     own = [call.map for call in calls[place.kind] if isinstance(call.map, FactoredMap)]
+    _check_place(place, own)
     layers = {kind: tuple(call.module for call in of_kind) for kind, of_kind in calls.items()}
     held = {kind: [call.map.weights() for call in of_kind] for kind, of_kind in calls.items()} if (
         others == "fixed"
     ) else {}  # fmt: skip
     del calls
-    _check_place(place, own)
     queries = tuple(range(own[0].queries)) if place.queries is None else place.queries
     observed, inside = _own_rows(own, place, queries)
     kept = kept_positions(inputs)
@@ -374,4 +378,10 @@ def _check_place(place: Place, maps: Sequence[FactoredMap]) -> None:
     if place.queries is not None and any(not 0 <= query < queries for query in place.queries):
         raise ValueError(
             f"transformer_rows: queries must be places from 0 to {queries - 1} but are {place.queries}."
+        )
+    rows = sum(map(len, place.heads.values())) * (queries if place.queries is None else len(place.queries))
+    if rows * maps[0].keys > MOST_WEIGHTS:
+        raise MemoryBudgetError(
+            f"transformer_rows: {rows:,} rows of {maps[0].keys:,} weights are too many to be replaced at once; "
+            "choose fewer rows, heads or layers."
         )

@@ -41,14 +41,14 @@ TOGETHER = 32
 
 TITLES = {
     "max_attention": "Max attention",
-    "permutation": "Median TVD, permuted",
+    "permutation": "median {change} of permutations",
     "jsd": "Max JSD within ε",
     "jsd_bound": "Farthest JSD",
     "tau_gradient": "τ with gradients",
     "p_gradient": "p",
     "tau_leave_one_out": "τ with leave one out",
     "p_leave_one_out": "p",
-    "uniform": "TVD, uniform",
+    "uniform": "{change} with uniform attention",
 }
 """Numbers of each input, in their order (``analysis.figure_data.CheckedSet.numbers``)."""
 
@@ -107,11 +107,17 @@ def check_inputs(
         yield _check_one(model, each, place, settings)
 
 
-def checked_numbers(found: Sequence[CheckedInput]) -> tuple[CheckedNumber, ...]:
-    """The numbers of a set as columns; NaN where an input has none."""
+def checked_numbers(found: Sequence[CheckedInput], change: str = "TVD") -> tuple[CheckedNumber, ...]:
+    """The numbers of a set as columns; NaN where an input has none.
+
+    Args:
+        change: what the change of an answer is called (``analysis.adversarial.measures.Measure.name``).
+    """
     return tuple(
         CheckedNumber(
-            key, title, np.array([each.numbers.get(key, np.nan) for each in found], dtype=np.float32)
+            key,
+            title.format(change=change),
+            np.array([each.numbers.get(key, np.nan) for each in found], dtype=np.float32),
         )
         for key, title in TITLES.items()
         if any(key in each.numbers for each in found)

@@ -118,21 +118,17 @@ def _uniform(found: Findings) -> list[str]:
 
 def _agreement(found: Findings) -> list[str]:
     told = []
-    for pair, what in ((found.gradient, "gradients"), (found.leave_one_out, "leaving words out")):
+    for pair, what in ((found.gradient, "gradients"), (found.leave_one_out, "leaving parts out")):
         if pair is None or math.isnan(pair[0]):
             continue
         tau, p = pair
         numbers = f"(Kendall τ {tau:.2f}, p {p:.2g})".replace("-", "−")
         if p >= 0.05:
-            told.append(f"Attention does not rank the positions as {what} {_does(what)} {numbers}.")
+            told.append(f"Its ranking of the positions does not agree significantly with {what} {numbers}.")
         elif tau >= RANKS_ALIKE:
-            told.append(f"Attention ranks the positions much as {what} {_does(what)} {numbers}.")
+            told.append(f"Its ranking of the positions agrees well with {what} {numbers}.")
         elif tau > 0:
-            told.append(f"Attention ranks the positions a little like {what} {numbers}.")
+            told.append(f"Its ranking of the positions agrees a little with {what} {numbers}.")
         else:
-            told.append(f"Attention ranks the positions against {what} {numbers}.")
+            told.append(f"Its ranking of the positions runs against {what} {numbers}.")
     return told
-
-
-def _does(what: str) -> str:
-    return "do" if what == "gradients" else "does"

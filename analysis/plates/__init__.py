@@ -11,10 +11,13 @@ from typing import Any, Literal
 
 from analysis.drawing import Fonts, Sheet, find_fonts, saved, settings
 from analysis.figure_data import (
+    AttentionContrast,
+    CheckedSet,
     EvidenceMaps,
     EvidencePanel,
     EvidenceWords,
     Figure,
+    HeadEffects,
     HeadGrid,
     HeadView,
     MatrixView,
@@ -23,9 +26,12 @@ from analysis.figure_data import (
     Provenance,
     TokenScores,
 )
+from analysis.plates.checked_set import draw_checked_set
+from analysis.plates.contrast import draw_contrast
 from analysis.plates.evidence import draw_evidence_maps, draw_evidence_words
 from analysis.plates.evidence_table import draw_evidence_table
 from analysis.plates.frame import Words
+from analysis.plates.head_effects import draw_head_effects
 from analysis.plates.head_view import draw_head_view
 from analysis.plates.heads import draw_head_grid
 from analysis.plates.matrices import draw_matrix_view, draw_token_scores
@@ -60,24 +66,39 @@ def figure_title(figure: Figure, provenance: Provenance) -> str:
     own = getattr(figure, "title", "")
     names = {HeadView: "Head view", ModelView: "Model view", PatchMaps: "Attention over the picture"}
     name = names.get(type(figure), "Attention")
-    if isinstance(figure, HeadGrid):
-        own = " · ".join(filter(None, ("What the heads are for", own)))
+    if type(figure) in _ABOUT:
+        own = " · ".join(filter(None, (_ABOUT[type(figure)], own)))
     return visible_text(own or " · ".join(filter(None, (name, place_line(provenance)))))
+
+
+_ABOUT: Mapping[type, str] = {
+    HeadGrid: "What the heads are for",
+    AttentionContrast: "Other attention",
+    CheckedSet: "Can attention be called an explanation?",
+    HeadEffects: "Edited heads",
+}
+"""What stands before the title of records whose title tells where alone."""
 
 
 def _all_text(figure: Figure, lines: Sequence[str]) -> str:
     """Every character that may be drawn."""
-    labels = (visible_text(label.text) for label in tokens_of(figure))
-    titles: list[str] = [visible_text(title) for title in getattr(figure, "titles", ())]
-    if isinstance(figure, EvidenceMaps | EvidenceWords):
-        titles = [visible_text("".join(_panel_words(panel))) for panel in figure.panels]
-        titles += [visible_text(label.text) for label in getattr(figure, "predicted", ())]
-    if isinstance(figure, HeadGrid):
-        titles = [
-            visible_text(title)
-            for title in (*figure.classes, *(name for row in figure.variants for name in row))
-        ]
-    return "".join([*labels, *titles, *lines, visible_text(getattr(figure, "unit", ""))])
+    labels = (label.text for label in tokens_of(figure))
+    titles = _TITLES.get(type(figure), lambda _: ())(figure)
+    return "".join(
+        [*lines, *(visible_text(text) for text in (*labels, *titles, getattr(figure, "unit", "")))]
+    )
+
+
+def _grid_words(view: HeadGrid) -> tuple[str, ...]:
+    return (*view.classes, *(name for row in view.variants for name in row))
+
+
+def _evidence_words(view: EvidenceMaps | EvidenceWords) -> tuple[str, ...]:
+    predicted = view.predicted if isinstance(view, EvidenceWords) else ()
+    return (
+        *(text for panel in view.panels for text in _panel_words(panel)),
+        *(word.text for word in predicted),
+    )
 
 
 def _panel_words(panel: EvidencePanel) -> tuple[str, ...]:
@@ -98,6 +119,17 @@ def _draw_words_or_table(view: EvidenceWords, words: Words, fonts: Fonts) -> She
     return (draw_evidence_table if view.predicted else draw_evidence_words)(view, words, fonts)
 
 
+_TITLES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
+    PatchMaps: lambda view: view.titles,
+    EvidenceMaps: _evidence_words,
+    EvidenceWords: _evidence_words,
+    HeadGrid: _grid_words,
+    AttentionContrast: lambda view: (*view.names, *view.labels, view.change_name),
+    CheckedSet: lambda view: view.labels,
+    HeadEffects: lambda view: view.edits,
+}
+"""Texts of a figure besides its tokens."""
+
 _PLATES: Mapping[type, Callable[[Any, Words, Fonts], Sheet]] = {
     HeadView: draw_head_view,
     ModelView: draw_model_view,
@@ -107,4 +139,7 @@ _PLATES: Mapping[type, Callable[[Any, Words, Fonts], Sheet]] = {
     EvidenceMaps: draw_evidence_maps,
     EvidenceWords: _draw_words_or_table,
     HeadGrid: draw_head_grid,
+    AttentionContrast: draw_contrast,
+    CheckedSet: draw_checked_set,
+    HeadEffects: draw_head_effects,
 }

@@ -62,7 +62,7 @@ def _draw_map(sheet: Sheet, view: EvidenceMaps, index: int, place: tuple[float, 
     x, y, wide, tall = place
     panel = view.panels[index]
     _heading(sheet, panel, x, y, limit=32 if wide < 2 else 48)
-    sheet.image(x, y, wide, tall, _mixed(view, index))
+    sheet.image(x, y, wide, tall, mixed_map(view, index))
     sheet.box(x, y, wide, tall, edge=FAINT, line=0.5)
     if view.marked is not None:
         rows, columns = view.maps.shape[1:]
@@ -86,7 +86,7 @@ def _note(panel: EvidencePanel, *, alone: bool) -> str:
     return " ".join(filter(None, (panel.empty, panel.warning, *panel.facts, *said)))
 
 
-def _mixed(view: EvidenceMaps, index: int) -> Pixels:
+def mixed_map(view: EvidenceMaps, index: int) -> Pixels:
     """The picture with one panel's colours over it."""
     height, width = view.picture.shape[:2]
     side = PICTURE_SIDE if len(view.panels) == 1 else PICTURE_SIDE // 2

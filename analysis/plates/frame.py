@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from analysis.drawing import FAINT, INK, MUTED, TEXT_SIZE, Fonts, Sheet, blank_sheet, colour_table
 from analysis.figure_data import TokenLabel
+from analysis.raster import Pixels
 from analysis.visible import short_label
 
 TITLE_SIZE, SMALL_SIZE, TINY_SIZE = 10.5, 6.8, 5.4  # points
@@ -37,10 +38,24 @@ def new_sheet(width: float, body: float, words: Words, fonts: Fonts) -> Sheet:
     pitch = SMALL_SIZE * LINE / 72
     height = TOP + body + 0.22 + pitch * len(lines) + MARGIN - 0.08
     sheet = blank_sheet(width, height, fonts)
-    sheet.text(MARGIN, MARGIN + 0.04, words.title, size=TITLE_SIZE, bold=True)
+    title, size = _fitting_title(words.title, width - 2 * MARGIN, fonts)
+    sheet.text(MARGIN, MARGIN + 0.04, title, size=size, bold=True)
     for index, line in enumerate(lines):
         sheet.text(MARGIN, TOP + body + 0.22 + pitch * (index + 0.5), line, size=SMALL_SIZE, colour=MUTED)
     return sheet
+
+
+def _fitting_title(title: str, width: float, fonts: Fonts) -> tuple[str, float]:
+    """A title and its size: a longer one is set smaller, down to running text, and then cut with an ellipsis."""
+    needed = fonts.width(title, TITLE_SIZE, bold=True)
+    if needed <= width:
+        return title, TITLE_SIZE
+    size = max(TITLE_SIZE * width / needed, TEXT_SIZE)
+    kept = int(len(title) * min(width / fonts.width(title, size, bold=True), 1.0))
+    cut = title
+    while kept > 0 and fonts.width(cut, size, bold=True) > width:
+        cut, kept = title[:kept].rstrip() + "…", kept - 1
+    return cut, size
 
 
 def wrapped(text: str, width: float, size: float, fonts: Fonts) -> list[str]:
@@ -71,14 +86,18 @@ def draw_scale_bar(
     y: float,
     height: float,
     limits: tuple[float, float],
-    name: str,
+    name: str | Pixels,
     unit: str,
     *,
     scale: Literal["linear", "sqrt"] = "linear",
     over: bool = False,
 ) -> None:
-    """An upright colour bar with five numbers and its unit; ``over`` marks that some values lie above its end."""
-    ramp = np.ascontiguousarray(colour_table(name)[::-1, None, :])
+    """An upright colour bar with five numbers and its unit; ``over`` marks that some values lie above its end.
+
+    ``name`` is a colour map or its (256, 3) colours.
+    """
+    table = colour_table(name) if isinstance(name, str) else name
+    ramp = np.ascontiguousarray(table[::-1, None, :])
     sheet.image(x, y, 0.11, height, np.repeat(ramp, 8, axis=1))
     sheet.box(x, y, 0.11, height, edge=FAINT, line=0.5)
     low, high = limits

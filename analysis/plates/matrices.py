@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.drawing import FAINT, INK, MUTED, TEXT_SIZE, Fonts, Sheet, colour_table
-from analysis.figure_data import MatrixView, TokenLabel, TokenScores
+from analysis.figure_data import AttentionContrast, MatrixView, TokenLabel, TokenScores
 from analysis.plates.frame import (
     MARGIN,
     PICTURE_SIDE,
@@ -120,15 +121,7 @@ def draw_token_scores(view: TokenScores, words: Words, fonts: Fonts) -> Sheet:
     start = flow + 0.3
     bars = start + row * len(view.tokens)
     sheet = new_sheet(7.2, max(bars, 1.3), words, fonts)
-    for (x, y, width), label, colour in zip(places, view.tokens, colours, strict=True):
-        sheet.box(MARGIN + x, TOP + y, width, 0.2, fill=colour / 255, radius=0.03)
-        sheet.text(
-            MARGIN + x + width / 2,
-            TOP + y + 0.1,
-            short_label(label.text),
-            align="center",
-            colour=readable_ink(colour),
-        )
+    draw_flowing(sheet, places, view.tokens, colours, TOP)
     if view.source is not None and places:
         x, y, width = places[view.source]
         sheet.box(
@@ -148,7 +141,23 @@ def draw_token_scores(view: TokenScores, words: Words, fonts: Fonts) -> Sheet:
     return sheet
 
 
-def flowing(view: TokenScores, width: float, fonts: Fonts) -> tuple[list[tuple[float, float, float]], float]:
+def draw_flowing(
+    sheet: Sheet,
+    places: Sequence[tuple[float, float, float]],
+    tokens: Sequence[TokenLabel],
+    colours: Pixels,
+    top: float,
+) -> None:
+    """Tokens on their colours, at the places that ``flowing`` gives below ``top``."""
+    for (x, y, width), label, colour in zip(places, tokens, colours, strict=True):
+        sheet.box(MARGIN + x, top + y, width, 0.2, fill=colour / 255, radius=0.03)
+        middle, text = MARGIN + x + width / 2, short_label(label.text)
+        sheet.text(middle, top + y + 0.1, text, align="center", colour=readable_ink(colour))
+
+
+def flowing(
+    view: TokenScores | AttentionContrast, width: float, fonts: Fonts
+) -> tuple[list[tuple[float, float, float]], float]:
     """Places (left, top, width) of tokens set as running text, from the right for right-to-left, and its height."""
     places: list[tuple[float, float, float]] = []
     x, y = 0.0, 0.0

@@ -25,6 +25,13 @@ KITS: Mapping[str, tuple[str, ...]] = {
     "patch_map": ("picture_kit",),
     "evidence_maps": ("picture_kit", "evidence_kit"),
     "evidence_words": ("evidence_kit",),
+    "attention_contrast": (
+        "picture_kit",
+        "evidence_kit",
+        "attention_contrast/parts",  # its own files
+        "attention_contrast/text",
+        "attention_contrast/picture",
+    ),
 }
 """What some components share besides the kit of all."""
 

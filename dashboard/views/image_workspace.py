@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from analysis.figure_data import EvidenceMaps, Figure, HeadGrid, Provenance
+from analysis.figure_data import (
+    AttentionContrast,
+    CheckedSet,
+    EvidenceMaps,
+    Figure,
+    HeadEffects,
+    HeadGrid,
+    Provenance,
+)
 from analysis.visible import spread
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
@@ -16,7 +24,13 @@ from dashboard.export_menu import export_menu
 from dashboard.frame import Badge, notes, title_line, views, waiting_view
 from dashboard.live import image_source
 from dashboard.prediction_line import prediction_line
-from dashboard.provenance import evidence_provenance, heads_provenance, layer_in_words, provenance
+from dashboard.provenance import (
+    adversarial_provenance,
+    evidence_provenance,
+    heads_provenance,
+    layer_in_words,
+    provenance,
+)
 from dashboard.selection import (
     ImageChoices,
     choose,
@@ -29,7 +43,14 @@ from dashboard.selection import (
 )
 from dashboard.sidebar import picture_bytes
 from dashboard.sources import ImageSource
-from dashboard.views import image_attention, image_evidence, image_heads, image_model, image_rollout
+from dashboard.views import (
+    image_adversarial,
+    image_attention,
+    image_evidence,
+    image_heads,
+    image_model,
+    image_rollout,
+)
 from dashboard.waiting import title_of
 
 if TYPE_CHECKING:
@@ -41,6 +62,7 @@ VIEW_WORDS = {
     "rollout": "Rollout",
     "evidence": "Evidence",
     "heads": "Heads",
+    "adversarial": "Adversarial",
 }
 LAST_GOOD = "image_last_good"
 
@@ -59,6 +81,7 @@ VIEWS: Mapping[str, View] = {
     "rollout": View(image_rollout.tools, image_rollout.show),
     "evidence": View(image_evidence.tools, image_evidence.show),
     "heads": View(image_heads.tools, image_heads.show),
+    "adversarial": View(image_adversarial.tools, image_adversarial.show),
 }
 
 
@@ -197,6 +220,10 @@ def _provenance(shown: Shown, choices: ImageChoices, figure: Figure) -> Provenan
     if isinstance(figure, HeadGrid):
         return heads_provenance(
             figure, shown.model, shown.revision, shown.input, shown.notes, choices=choices.patterns
+        )
+    if isinstance(figure, AttentionContrast | CheckedSet | HeadEffects):
+        return adversarial_provenance(
+            figure, shown.model, shown.revision, shown.input, shown.notes, choices=choices.adversarial
         )
     source = shown.source
     everything = choices.view != "attention"

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from analysis.figure_data import EvidenceWords, Figure, HeadGrid, Provenance
+from analysis.figure_data import (
+    AttentionContrast,
+    CheckedSet,
+    EvidenceWords,
+    Figure,
+    HeadEffects,
+    HeadGrid,
+    Provenance,
+)
+from analysis.visible import counted
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
 from dashboard.export_menu import EveryLayer, export_menu
@@ -16,6 +25,7 @@ from dashboard.frame import Badge, choice, notes, title_line, views, waiting_vie
 from dashboard.live import merged_words, text_source
 from dashboard.prediction_line import prediction_line
 from dashboard.provenance import (
+    adversarial_provenance,
     evidence_provenance,
     heads_fact,
     heads_in_words,
@@ -37,6 +47,7 @@ from dashboard.selection import (
 )
 from dashboard.sources import WORD_TOKENS, TextSource
 from dashboard.views import (
+    text_adversarial,
     text_bertviz,
     text_details,
     text_evidence,
@@ -58,6 +69,7 @@ VIEW_WORDS = {
     "rollout": "Rollout",
     "evidence": "Evidence",
     "heads": "Heads",
+    "adversarial": "Adversarial",
 }
 PART_WORDS: Mapping[Part, str] = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Cross-attention"}
 LAST_GOOD = "text_last_good"
@@ -82,6 +94,7 @@ VIEWS: Mapping[str, View] = {
     "rollout": View(text_rollout.tools, text_rollout.show),
     "evidence": View(text_evidence.tools, text_evidence.show),
     "heads": View(text_heads.tools, text_heads.show),
+    "adversarial": View(text_adversarial.tools, text_adversarial.show),
 }
 
 
@@ -237,7 +250,7 @@ def _title(shown: Shown, choices: TextChoices) -> None:
         mean = choices.aggregation == "mean"
         facts.append(f"mean of {info.heads} heads" if mean else f"head {focus_head(choices)}")
     elif choices.view != "evidence":
-        facts.append(f"{info.layers} layers × {info.heads} heads")
+        facts.append(f"{counted(info.layers, 'layer')} × {counted(info.heads, 'head')}")
     if len(shown.source.parts) > 1 and choices.view != "evidence":
         facts.append(PART_WORDS[choices.part].lower())
     title_line(facts, shown.badges)
@@ -278,6 +291,10 @@ def _provenance(shown: Shown, choices: TextChoices, figure: Figure) -> Provenanc
     if isinstance(figure, HeadGrid):
         return heads_provenance(
             figure, shown.model, shown.revision, text, shown.notes, choices=choices.patterns
+        )
+    if isinstance(figure, AttentionContrast | CheckedSet | HeadEffects):
+        return adversarial_provenance(
+            figure, shown.model, shown.revision, text, shown.notes, choices=choices.adversarial
         )
     whole = choices.view in ("model", "rollout")
     last = info.layers - 1 if choices.rollout_layer is None else choices.rollout_layer

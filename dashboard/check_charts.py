@@ -71,6 +71,10 @@ PanelKey = Literal["max_attention", "permutation", "jsd", "jsd_bound"]
 # A set of inputs ----------------------------------------------------------------------------------------------------
 
 
+SHAPED = 3
+"""Inputs from which a violin has an outline; fewer have a mark each."""
+
+
 def permutation_chart(view: CheckedSet) -> Chart:
     """What permuting the weights changes: a violin for each range of the largest weight and predicted class."""
     check_checked_set(view, "permutation_chart")
@@ -97,7 +101,9 @@ def permutation_chart(view: CheckedSet) -> Chart:
                 width=band,
                 text=_names(view, members),
                 customdata=np.stack([members.astype(np.float64), largest[members]], axis=1),
-                **_violin_style(group.colour, SYMBOLS[order], few=known.sum() <= FEW_POINTS),
+                **_violin_style(
+                    group.colour, SYMBOLS[order], few=known.sum() <= FEW_POINTS, shape=members.size >= SHAPED
+                ),
             )
             if view.marked is not None and view.marked in members:
                 _ring(figure, view, changes[view.marked], place + 0.43 - band * (order + 0.5))
@@ -120,11 +126,15 @@ def permutation_chart(view: CheckedSet) -> Chart:
     )
 
 
-def _violin_style(colour: str, symbol: str, *, few: bool) -> dict[str, Any]:
-    """A lying violin with its median and quartiles, of few inputs also with a mark for each."""
+def _violin_style(colour: str, symbol: str, *, few: bool, shape: bool) -> dict[str, Any]:
+    """A lying violin with its median and quartiles, of few inputs also with a mark for each.
+
+    Args:
+        shape: there are enough inputs for an outline and a box.
+    """
     style: dict[str, Any] = {
         "orientation": "h",
-        "line": {"color": colour, "width": 1.2},
+        "line": {"color": colour, "width": 1.2 if shape else 0},
         "fillcolor": _pale(colour),
         "spanmode": "hard",
         "scalemode": "width",
@@ -132,7 +142,7 @@ def _violin_style(colour: str, symbol: str, *, few: bool) -> dict[str, Any]:
         "pointpos": 0,
         "jitter": 0.3,
         "marker": {"color": colour, "size": 5, "symbol": symbol},
-        "box": {"visible": True, "width": 0.22, "fillcolor": "rgba(0, 0, 0, 0)"},
+        "box": {"visible": shape, "width": 0.22, "fillcolor": "rgba(0, 0, 0, 0)"},
         "hoveron": "points" if few else "violins",
     }
     if few:
@@ -251,9 +261,9 @@ def agreement_chart(view: CheckedSet) -> Chart:
     found = agreements(view)
     if not found:
         return _empty(blank_chart(), "Agreement with other measures was not measured.")
-    titles = [literal(f"{agreement.title}: {agreement_words(agreement)}") for agreement in found]
+    titles = [f"{literal(each.title)}<br>{literal(agreement_words(each))}" for each in found]
     figure = blank_chart(
-        rows=len(found), cols=1, shared_xaxes=True, vertical_spacing=0.16, subplot_titles=titles
+        rows=len(found), cols=1, shared_xaxes=True, vertical_spacing=0.24, subplot_titles=titles
     )
     edges = tau_edges()
     for row, agreement in enumerate(found, start=1):
@@ -274,7 +284,7 @@ def agreement_chart(view: CheckedSet) -> Chart:
     figure.update_xaxes(gridcolor=GRID, zerolinecolor=GRID, range=[-1.02, 1.02], automargin=True)
     figure.update_xaxes(**plain_axis("Kendall τ with attention"), row=len(found), col=1)
     figure.update_annotations(font={"size": 12, "color": CHART_TEXT})
-    height = 120 + 150 * len(found)
+    height = 130 + 165 * len(found)
     return figure.update_layout(**PLAIN, width=540, height=height, bargap=0.04, showlegend=False)
 
 

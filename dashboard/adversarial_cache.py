@@ -93,7 +93,7 @@ def agreement(traced: Traced, what: Hashable, found: FreeRows) -> Running:
     from analysis.adversarial.sets import one_agreement
 
     def work(progress: Progress) -> Any:
-        return one_agreement(traced.shared.model, traced.inputs, found)
+        return one_agreement(traced.shared.model, traced.inputs, found, progress=progress)
 
     return _requested(traced.shared, ("agreement", traced.key, what), work)
 
@@ -152,9 +152,12 @@ def checked_so_far(shared: SharedModel, key: Hashable, epsilon: float) -> int:
 
 
 def _requested(shared: SharedModel, key: Hashable, work: Callable[[Progress], Any]) -> Running:
-    """The job of this key; a new one gets a moment, so that what is quick is shown at once."""
+    """The job of this key; a new one gets a moment, so that what is quick is shown at once.
+
+    One that waits for its turn gets none: what is before it takes longer.
+    """
     job: Job = jobs().request(key, in_turns(shared, work))
-    left = QUICK_SECONDS - (time.monotonic() - job.started)
-    if job.active and left > 0:
-        job.wait(left)
+    while job.active and time.monotonic() - job.started < QUICK_SECONDS:
+        if job.wait(0.1) or job.state == "waiting":
+            break
     return Running(job, job.answer if job.state == "ready" else None)

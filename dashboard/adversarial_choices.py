@@ -27,7 +27,8 @@ EVERY_LAYER = -1
 MOST_HEADS = 256
 
 _NUMBERS = re.compile(r"\d{1,4}(,\d{1,4}){0,255}", re.ASCII)
-_CANDIDATE = re.compile(r"[a-z][a-z0-9 ]{0,39}", re.ASCII)
+_CANDIDATE = re.compile(r"(?!by hand$)[a-z][a-z0-9 ]{0,39}", re.ASCII)
+"""Weights set by hand are in no link."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def adversarial_params(choices: AdversarialChoices) -> dict[str, str]:
         params["free"] = ",".join(map(str, choices.heads))
     if choices.epsilon != start.epsilon:
         params["epsilon"] = f"{choices.epsilon:g}"
-    if choices.candidate and _CANDIDATE.fullmatch(choices.candidate) and choices.candidate != "by hand":
+    if _CANDIDATE.fullmatch(choices.candidate):
         params["candidate"] = choices.candidate
     return params
 

@@ -5,6 +5,7 @@ Jain & Wallace 2019, section 4.1 and algorithm 1. Kendall's τ-b corrects for ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -156,19 +157,28 @@ def input_importance(run: ForwardPass, measure: Measure) -> Tensor:
 MOST_NUMBERS = 8
 
 
-def answers_without(run: ForwardPass, measure: Measure) -> Tensor:
+def answers_without(
+    run: ForwardPass, measure: Measure, *, progress: Callable[[float], None] | None = None
+) -> Tensor:
     """(n, C) the answer without each kept position: a token is deleted, a patch gets the picture's mean colour.
 
     Tokens are replaced by the mask or the mean embedding where the answer is read at one position.
+
+    Args:
+        progress: told how much is done, 0 to 1; what it raises comes out.
     """
     count = len(kept_positions(run.inputs))
     text = run.inputs.grid is None
     how = "remove" if text and measure.kind != "token" and count > 1 else "default"
     found: Tensor | None = None
+    done = 0
     for rows, outputs in masked_outputs(run, torch.eye(count, dtype=torch.bool), how):
         part = measure.read(outputs).detach()
         if found is None:
             found = part.new_zeros(count, part.shape[1])
         found[rows] = part
+        done += len(rows)
+        if progress is not None:
+            progress(done / count)
     assert found is not None
     return found

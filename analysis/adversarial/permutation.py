@@ -18,6 +18,9 @@ from attn_core.replacements import shuffled_places
 BATCH_WEIGHTS = 2_000_000
 """Weights of all permutations that are held at a time."""
 
+TOLD = 8
+"""Permutations of a transformer between two reports of progress."""
+
 
 @dataclass(frozen=True, eq=False)
 class Permutations:
@@ -62,6 +65,8 @@ def permutations(
     places = random_places(rows.inside, count, seed) if index is None else index
     said, observed = rows.said(), rows.observed[:, None]
     step = max(1, BATCH_WEIGHTS // max(1, rows.observed.numel()))
+    if rows.decoder is None:
+        step = min(step, TOLD)  # each one is a pass
     parts = []
     for first in range(0, places.shape[1], step):
         part = places[:, first : first + step]

@@ -143,7 +143,7 @@ def projected_search(
     """
     _check(epsilon, candidates, steps)
     said = rows.said()
-    logits = _feasible_start(rows, candidates, epsilon, seed, said)
+    logits = _feasible_start(rows, candidates, epsilon, seed, said, progress)
     length = torch.ones(logits.shape[:2])[:, :, None, None].to(logits)
     point = _Point.at(rows, logits, said)
     best = _Best(rows, candidates, epsilon)
@@ -371,13 +371,15 @@ def _random_start(rows: FreeRows, candidates: int, seed: int) -> Tensor:
     return 3 * noise - rows.inside.sum(-1)[:, None, :, None].to(noise).log()
 
 
-def _feasible_start(rows: FreeRows, candidates: int, epsilon: float, seed: int, said: Tensor) -> Tensor:
+def _feasible_start(
+    rows: FreeRows, candidates: int, epsilon: float, seed: int, said: Tensor, progress: Progress | None
+) -> Tensor:
     """(B, K, R, n) logits of weights within ε, far from the observed ones.
 
     Random weights go down the gradient of the change; what is not within ε then goes towards the observed weights as
     far as it must.
     """
-    random = _brought_in(rows, _random_start(rows, candidates, seed), epsilon, said).weights
+    random = _brought_in(rows, _random_start(rows, candidates, seed), epsilon, said, progress).weights
     observed = rows.observed[:, None]
     low, high = torch.zeros_like(random[..., :1, :1]), torch.ones_like(random[..., :1, :1])
     share = high
@@ -385,12 +387,18 @@ def _feasible_start(rows: FreeRows, candidates: int, epsilon: float, seed: int, 
         change = rows.change(rows.answers(observed + share * (random - observed)), said)
         fits = (change <= epsilon)[..., None, None]
         low, high = torch.where(fits, share, low), torch.where(fits, high, share)
+        if bool((low == 1).all()):
+            break
         share = torch.where(low == 1, low, (low + high) / 2)
+        if progress is not None:
+            progress(0.0)
     smallest = torch.finfo(random.dtype).tiny
     return (observed + low * (random - observed)).clamp(min=smallest).log()
 
 
-def _brought_in(rows: FreeRows, logits: Tensor, epsilon: float, said: Tensor) -> _Point:
+def _brought_in(
+    rows: FreeRows, logits: Tensor, epsilon: float, said: Tensor, progress: Progress | None
+) -> _Point:
     """Down the gradient of the change until it is within ε, or as far as a few steps go."""
     point = _Point.at(rows, logits, said)
     length = torch.ones_like(point.change)[..., None, None]
@@ -403,6 +411,8 @@ def _brought_in(rows: FreeRows, logits: Tensor, epsilon: float, said: Tensor) ->
         nearer = outside & (trial.change < point.change)
         point = point.where(nearer, trial)
         length = torch.where(nearer[..., None, None], length * 1.3, length * 0.5)
+        if progress is not None:
+            progress(0.0)
     return point
 
 

@@ -7,7 +7,7 @@ projected one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -146,10 +146,19 @@ def _check_one(model: LoadedModel, inputs: Inputs, place: Place | None, settings
     return found
 
 
-def one_agreement(model: LoadedModel, inputs: Inputs, rows: FreeRows) -> dict[str, Agreement]:
+def one_agreement(
+    model: LoadedModel,
+    inputs: Inputs,
+    rows: FreeRows,
+    *,
+    progress: Callable[[float], None] | None = None,
+) -> dict[str, Agreement]:
     """Agreement of an input's attention (mean over the rows) with gradients and with leaving parts out.
 
     Empty where the attention is not over the model's input, or the input has no embeddings to take a gradient at.
+
+    Args:
+        progress: told how much is done, 0 to 1; what it raises comes out.
     """
     if isinstance(model.module, AttentionClassifier):
         batch = text_batch([inputs.tensors["input_ids"][0].tolist()])
@@ -169,7 +178,7 @@ def one_agreement(model: LoadedModel, inputs: Inputs, rows: FreeRows) -> dict[st
     kept = kept_positions(inputs)
     attention = rows.observed[0].mean(0)[kept][None]
     said = rows.measure.read(run.outputs).detach()
-    change = rows.measure.distance(answers_without(run, rows.measure), said)
+    change = rows.measure.distance(answers_without(run, rows.measure, progress=progress), said)
     inside = torch.ones_like(attention, dtype=torch.bool)
     return {
         "gradient": kendall(attention, input_importance(run, rows.measure)[None], inside),

@@ -21,6 +21,7 @@ from dashboard.adversarial_choices import (
     fitted_adversarial,
 )
 from dashboard.frame import choice
+from dashboard.provenance import heads_fact
 from dashboard.selection import Part, bound, choose_adversarial
 
 if TYPE_CHECKING:
@@ -251,9 +252,10 @@ def _heads(board: Board, choices: AdversarialChoices) -> None:
         heads = tuple(sorted(st.session_state[key] or ()))
         choose_adversarial(page, heads=None if len(heads) in (0, board.heads) else heads)
 
-    words = f"all {board.heads} heads" if choices.heads is None else f"heads {', '.join(map(str, chosen[:6]))}" + (
-        " …" if len(chosen) > 6 else ""
-    )  # fmt: skip
+    every = len(chosen) == board.heads
+    words = heads_fact(chosen if every else chosen[:6], board.heads) + (
+        " …" if 6 < len(chosen) < board.heads else ""
+    )
     with st.popover(words, key=f"{page}_adversarial_heads_place", help="Heads whose attention is replaced"):
         st.pills(
             "Heads whose attention is replaced",

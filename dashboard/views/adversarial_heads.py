@@ -46,8 +46,9 @@ def show(board: Board, choices: AdversarialChoices) -> HeadEffects | None:
     if choices.edit == "removed":
         queries = None
     try:
-        subject = evidence_cache.subject(traced)
-        targets = board.targets(subject)
+        with evidence_tools.computing(page, traced):
+            subject = evidence_cache.subject(traced)
+            targets = board.targets(subject)
         if not targets:
             note("Heads are measured for a target: choose a class, a word or examples in the Evidence view.")
             return None

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from analysis.figure_data import AttentionContrast, Floats
+from analysis.visible import visible_text
 from dashboard import adversarial_cache, cached, check_charts, figures
 from dashboard.adversarial_choices import AdversarialChoices
 from dashboard.components.contrast_views import attention_contrast, contrast_state
 from dashboard.contrast_payload import attention_contrast_payload
 from dashboard.evidence_jobs import Job
 from dashboard.frame import heading, note, signed_number, small_table
+from dashboard.provenance import heads_fact
 from dashboard.selection import choose_adversarial
 from dashboard.views import evidence_tools
 from dashboard.views.adversarial_board import Board
@@ -174,9 +176,9 @@ def _title(board: Board, choices: AdversarialChoices) -> str:
     layers = list(place.heads)
     words = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
     heads = place.heads[layers[0]]
-    count = f"all {board.heads} heads" if len(heads) == board.heads else f"heads {', '.join(map(str, heads))}"
+    count = "its head" if board.heads == 1 else heads_fact(heads, board.heads)
     if place.queries is None:
-        return f"{words.capitalize()}, {count}, all rows".replace("all 1 heads", "its head")
+        return f"{words.capitalize()}, {count}, all rows"
     (query,) = place.queries
     whose = board.queried[query].text if board.queried else _patch_name(board, query)
     return f"{words.capitalize()}, {count}, the row of {whose}"
@@ -207,9 +209,9 @@ def _answers(board: Board, rows: FreeRows, found: Candidates) -> tuple[tuple[str
     best = answers.topk(min(5, answers.shape[1]), dim=-1).indices.flatten().tolist()
     chosen = list(dict.fromkeys(best))[:MOST_LABELS]
     tokenizer = board.traced.model.processor
-    return tuple(
-        tokenizer.decode([index]).strip() or repr(tokenizer.decode([index])) for index in chosen
-    ), answers[:, chosen].numpy()
+    words = (visible_text(tokenizer.decode([index]).strip()) for index in chosen)
+    names = tuple(word or f"token {index}" for word, index in zip(words, chosen, strict=True))
+    return names, answers[:, chosen].numpy()
 
 
 def _verdict(board: Board, choices: AdversarialChoices, checks: Checks, found: Candidates) -> tuple[str, ...]:
@@ -245,7 +247,7 @@ def _verdict(board: Board, choices: AdversarialChoices, checks: Checks, found: C
 def _draw(board: Board, view: AttentionContrast, key: str) -> None:
     payload = cached.payload(
         key,
-        ("contrast", view.names, view.shown, view.epsilon, view.verdict, view.weights[-1].tobytes()),
+        ("contrast", view.names, view.shown, view.epsilon, view.verdict, view.weights.tobytes()),
         lambda: attention_contrast_payload(view),
     )
     header, _ = figures.read_header(payload)
@@ -300,7 +302,7 @@ def _beside(board: Board, choices: AdversarialChoices, checks: Checks) -> None:
                     (
                         AGREEMENT_WORDS[name],
                         signed_number(float(each.tau[0])),
-                        f"{float(each.p[0]):.2g}",
+                        "–" if each.p[0].isnan() else f"{float(each.p[0]):.2g}".replace("-", "−"),
                         "significant" if float(each.p[0]) < 0.05 else "",
                     )
                     for name, each in agreement.items()

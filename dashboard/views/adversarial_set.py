@@ -103,8 +103,9 @@ def _record(
         else "Max JSD is a lower bound, of a search of a few starts; attention is that of the last layer, where the "
         "answer is read."
     )
+    names = (each.source for each in found)
     return CheckedSet(
-        names=tuple(each.source for each in found),
+        names=tuple(map(_first_text, names) if board.traced.model.is_encoder_decoder else names),
         predicted=predicted,
         labels=labels or ("answer",),
         numbers=checked_numbers(found, _change_name(board)),
@@ -118,6 +119,11 @@ def _change_name(board: Board) -> str:
     from analysis.adversarial.measures import measure_of
 
     return measure_of(board.traced.model, board.traced.inputs).name
+
+
+def _first_text(source: str) -> str:
+    """Of an encoder-decoder's source, in which the decoder reads the text again (``heads_cache.text_inputs``)."""
+    return source[: (len(source) - len("\nTarget: ")) // 2]
 
 
 def _charts(page: str, view: CheckedSet) -> None:
@@ -167,7 +173,7 @@ def _table(page: str, view: CheckedSet) -> None:
         selection_mode="single-row",
         column_config={"text": st.column_config.TextColumn("Text", width="large"), **config},
     )
-    chosen = event.selection.rows
+    chosen = [row for row in event.selection.rows if row < len(view.names)]  # of the table before, it may be longer
     if chosen:
         text = view.names[chosen[0]]
         st.button(

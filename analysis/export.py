@@ -43,9 +43,11 @@ from analysis.figure_data import (
     Provenance,
     TokenLabel,
     TokenScores,
+    TradeOff,
+    TradeOffPoint,
 )
 from analysis.visible import matrix_window, shown_in_words, source_line, visible_text
-from analysis.visible_checks import check_checked_set, check_head_effects
+from analysis.visible_checks import check_checked_set, check_head_effects, check_trade_off
 from analysis.visible_contrast import check_contrast
 
 EvidenceBoard = EvidenceMaps | EvidenceWords
@@ -82,6 +84,7 @@ KINDS: Mapping[type, str] = {
     AttentionContrast: "attention_contrast",
     CheckedSet: "checked_set",
     HeadEffects: "head_effects",
+    TradeOff: "trade_off",
 }
 """Names of the figure records inside files and file names."""
 
@@ -154,6 +157,7 @@ _ROW_COUNTS: Mapping[type, Callable[[Any], int]] = {
     AttentionContrast: lambda view: int(view.weights.size),
     CheckedSet: lambda view: len(view.names),
     HeadEffects: lambda view: int(view.heads.size + view.layers.size + view.whole.size),
+    TradeOff: lambda view: len(view.points),
 }
 """At most how many rows the CSV file of a figure has, found without writing it."""
 
@@ -252,6 +256,7 @@ _CHECKS: Mapping[type, Callable[[Any, str], None]] = {
     AttentionContrast: check_contrast,
     CheckedSet: check_checked_set,
     HeadEffects: check_head_effects,
+    TradeOff: check_trade_off,
 }
 
 
@@ -322,7 +327,7 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, int):
         return value
-    if isinstance(value, EvidencePanel):
+    if isinstance(value, EvidencePanel | TradeOffPoint):
         return _plain(dataclasses.asdict(value))
     if isinstance(value, HeadStatistic):
         return _numbers_summary(value)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.export_cells import cells, column_name, csv_cell, numbers, strings, told
-from analysis.figure_data import AttentionContrast, CheckedSet, HeadEffects, Provenance
+from analysis.figure_data import AttentionContrast, CheckedSet, HeadEffects, Provenance, TradeOff
 from analysis.visible_checks import strongest_outputs, within_epsilon
 from analysis.visible_contrast import prefix_names
 
@@ -156,3 +156,36 @@ def effect_entries(view: HeadEffects) -> list[dict[str, Any]]:
         {"edit": view.edits[edit], "layer": layer, "head": head, "change": told(change)}
         for edit, layer, head, change in _changes(view)
     ]
+
+
+# Trained models -----------------------------------------------------------------------------------------------------
+
+
+def _trade_off_numbers(view: TradeOff) -> Arrays:
+    """(n, 3) of each distance: the value, and both ends of its interval, NaN where there is none."""
+    nothing = (np.nan, np.nan)
+    return {
+        name: np.array(
+            [
+                (getattr(point, name), *(getattr(point, f"{name}_interval") or nothing))
+                for point in view.points
+            ],
+            dtype=np.float32,
+        ).reshape(-1, 3)
+        for name in ("tvd", "jsd")
+    }
+
+
+def trade_off_rows(view: TradeOff, provenance: Provenance) -> Iterator[str]:
+    """A row a trained model."""
+    yield "name,group,tvd,tvd_low,tvd_high,jsd,jsd_low,jsd_high"
+    found = _trade_off_numbers(view)
+    for index, point in enumerate(view.points):
+        values = numbers(np.concatenate([found["tvd"][index], found["jsd"][index]]))
+        yield ",".join([csv_cell(point.name), csv_cell(point.group), *values])
+
+
+def trade_off_arrays(view: TradeOff) -> Arrays:
+    """Names, groups, and (n, 3) of each distance."""
+    names = {"names": strings(point.name for point in view.points)}
+    return {**names, "groups": strings(point.group for point in view.points), **_trade_off_numbers(view)}

@@ -19,6 +19,8 @@ from analysis.export_checks import (
     effect_rows,
     input_entries,
     set_arrays,
+    trade_off_arrays,
+    trade_off_rows,
 )
 from analysis.figure_data import (
     AttentionContrast,
@@ -34,6 +36,7 @@ from analysis.figure_data import (
     PatchMaps,
     Provenance,
     TokenScores,
+    TradeOff,
 )
 from analysis.visible import matrix_window, visible_lines
 
@@ -219,6 +222,7 @@ ROWS: Mapping[type, Callable[[Any, Provenance], Iterator[str]]] = {
     AttentionContrast: contrast_rows,
     CheckedSet: checked_rows,
     HeadEffects: effect_rows,
+    TradeOff: trade_off_rows,
 }
 """Lines of the CSV file of each kind, the names of the columns first."""
 
@@ -232,6 +236,7 @@ ARRAYS: Mapping[type, Callable[[Any], dict[str, NDArray[Any]]]] = {
     AttentionContrast: contrast_arrays,
     CheckedSet: set_arrays,
     HeadEffects: effect_arrays,
+    TradeOff: trade_off_arrays,
 }
 """What the NPZ file of a kind holds besides the record's own arrays and token labels."""
 

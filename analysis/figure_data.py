@@ -365,6 +365,8 @@ class AttentionContrast:
         verdict: sentences that follow from the numbers, and what they do not show.
         held: what was held fixed.
         editable: the reader may drag weights.
+        permuted: (S,) change of the output under each random permutation of the observed weights, None before they
+            were tried.
     """
 
     weights: Floats
@@ -389,6 +391,7 @@ class AttentionContrast:
     held: str = ""
     direction: Literal["ltr", "rtl"] = "ltr"
     editable: bool = True
+    permuted: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -465,6 +468,45 @@ class HeadEffects:
     notes: tuple[str, ...] = ()
 
 
+TradeOffGroup = Literal["adversary", "seed", "uniform"]
+
+
+@dataclass(frozen=True)
+class TradeOffPoint:
+    """One trained model against the base model, means over a test set (Wiegreffe & Pinter 2019, figure 5).
+
+    Attributes:
+        name: such as "adversary, λ = 0.001".
+        group: an adversary, another seed of the same training, or attention held uniform.
+        tvd, jsd: distance of predictions, and of attention in nats.
+        tvd_interval, jsd_interval: (low, high), None where there is none.
+        label: stands beside the point; "" for none.
+    """
+
+    name: str
+    group: TradeOffGroup
+    tvd: float
+    jsd: float
+    tvd_interval: tuple[float, float] | None = None
+    jsd_interval: tuple[float, float] | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """How far attention can be trained to move for how much change of the predictions.
+
+    Attributes:
+        points: trained models; adversaries by rising λ.
+        title: of what, such as the test set.
+        notes: what a reader must know.
+    """
+
+    points: tuple[TradeOffPoint, ...]
+    title: str = ""
+    notes: tuple[str, ...] = ()
+
+
 Figure = (
     HeadView
     | ModelView
@@ -477,6 +519,7 @@ Figure = (
     | AttentionContrast
     | CheckedSet
     | HeadEffects
+    | TradeOff
 )
 
 

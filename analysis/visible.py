@@ -32,11 +32,12 @@ from analysis.figure_data import (
     Provenance,
     TokenLabel,
     TokenScores,
+    TradeOff,
     strongest_cutoff,
     weight_levels,
 )
 from analysis.pairs import PAIR_NAMES, Side, in_filter
-from analysis.visible_checks import contrast_in_words, effects_in_words, set_in_words
+from analysis.visible_checks import contrast_in_words, effects_in_words, set_in_words, trade_off_in_words
 from analysis.visible_evidence import maps_in_words, texts_in_words
 from analysis.visible_heads import grid_in_words
 
@@ -435,6 +436,7 @@ _WORDS: Mapping[type, Callable[[Any], str]] = {
     AttentionContrast: contrast_in_words,
     CheckedSet: set_in_words,
     HeadEffects: effects_in_words,
+    TradeOff: trade_off_in_words,
 }
 
 

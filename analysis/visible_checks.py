@@ -8,12 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.figure_data import AttentionContrast, CheckedSet, Floats, HeadEffects
+from analysis.figure_data import (
+    HEAD_COLOURS,
+    AttentionContrast,
+    CheckedSet,
+    Floats,
+    HeadEffects,
+    TradeOff,
+    TradeOffGroup,
+)
 from analysis.visible_heads import CLASS_COLOURS, TOLERANCE
+
+Mark = Literal["circle", "square", "triangle", "diamond"]
 
 LARGEST_JSD = math.log(2)
 """No two distributions have a larger Jensen–Shannon divergence (nats)."""
@@ -162,6 +173,12 @@ def contrast_in_words(view: AttentionContrast) -> str:
     return _said([*sentences, *view.verdict])
 
 
+def permuted_end(view: AttentionContrast) -> float:
+    """Where the axis of the changes under permutations ends."""
+    changes = np.zeros(1) if view.permuted is None else np.asarray(view.permuted, dtype=np.float64)
+    return round_end(max(float(changes.max(initial=0.0)), view.epsilon))
+
+
 # A set of inputs ----------------------------------------------------------------------------------------------------
 
 
@@ -233,8 +250,14 @@ def bin_title(index: int) -> str:
 def change_limit(view: CheckedSet) -> float:
     """End of an axis of changes by permutation: a round number that none is above."""
     values = view.number("permutation")
-    largest = 0.0 if values is None else float(_known(values).max(initial=0.0))
-    return next((end for end in (0.02, 0.04, 0.08, 0.2, 0.4, 0.8) if largest <= end), 1.0)
+    return round_end(0.0 if values is None else float(_known(values).max(initial=0.0)))
+
+
+def round_end(largest: float) -> float:
+    """A round end of an axis that starts at 0, whose quarters are round too: 1, 2, 4, 8 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(max(largest, 0.002)))
+    steps = (step * power for step in (1, 2, 4, 8, 10, 20))
+    return next(end for end in steps if largest <= end * (1 + TOLERANCE))
 
 
 def jsd_edges() -> NDArray[np.float64]:
@@ -363,6 +386,33 @@ def effects_in_words(view: HeadEffects) -> str:
         value = view.heads[view.shown][view.marked]
         told = f"{value:+.3g}" if np.isfinite(value) else "no number"
         sentences.append(f"Marked: layer {view.marked[0]}, head {view.marked[1]}, {told}.")
+    return _said([*sentences, *view.notes])
+
+
+# Trained models -----------------------------------------------------------------------------------------------------
+
+TRADE_OFF_GROUPS: Mapping[TradeOffGroup, tuple[str, str, Mark]] = {
+    "adversary": ("adversary", HEAD_COLOURS[1], "diamond"),
+    "seed": ("another seed", HEAD_COLOURS[0], "triangle"),
+    "uniform": ("uniform attention", HEAD_COLOURS[2], "square"),
+}
+"""Name, colour and mark of each group."""
+
+
+def trade_off_end(view: TradeOff) -> float:
+    """Where the axis of the change of predictions ends."""
+    ends = [point.tvd_interval[1] if point.tvd_interval else point.tvd for point in view.points]
+    return round_end(1.05 * max(ends, default=0.0))
+
+
+def trade_off_in_words(view: TradeOff) -> str:
+    """What stands under an exported trade-off; the record's notes are in it."""
+    sentences = [
+        f"{_counted(len(view.points), 'trained model')} against the base model, means over a test set: distance of "
+        "attention (Jensen–Shannon divergence, nats, at most ln 2) and of predictions (total variation)."
+    ]
+    if any(point.tvd_interval or point.jsd_interval for point in view.points):
+        sentences.append("Lines are 95 % intervals.")
     return _said([*sentences, *view.notes])
 
 
@@ -499,3 +549,24 @@ def _said(sentences: list[str]) -> str:
     """Sentences as one text, each with its stop."""
     said = (sentence if sentence.endswith((".", "!", "?")) else f"{sentence}." for sentence in sentences)
     return " ".join(said)
+
+
+def check_trade_off(view: TradeOff, function: str) -> None:
+    """Check that the points of a trade-off can be drawn.
+
+    Raises:
+        ValueError: if a distance is out of its range, or an interval does not hold its value.
+    """
+    for point in view.points:
+        for name, value, interval, end in (
+            ("tvd", point.tvd, point.tvd_interval, 1.0),
+            ("jsd", point.jsd, point.jsd_interval, LARGEST_JSD),
+        ):
+            if not 0 <= value <= end + TOLERANCE:
+                raise ValueError(
+                    f"{function}: {name} of {point.name!r} must lie between 0 and {end:.4g} but is {value:.4g}."
+                )
+            if interval is not None and not interval[0] <= value <= interval[1]:
+                raise ValueError(
+                    f"{function}: {name}_interval of {point.name!r} must hold {value:.4g} but is {interval}."
+                )

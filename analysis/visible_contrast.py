@@ -106,6 +106,13 @@ def _check_candidates(view: AttentionContrast, function: str) -> None:
                 f"{view.decoder.shape}; use None where the output is not the softmax of their weighted mean."
             )
         _check_finite(view.decoder, "decoder", function)
+    if view.permuted is not None:
+        _check_finite(view.permuted, "permuted", function)
+        if view.permuted.ndim != 1 or not view.permuted.size or view.permuted.min() < -_TOLERANCE:
+            raise ValueError(
+                f"{function}: permuted must be (S,) changes of at least 0 but is {view.permuted.shape}; use None "
+                "where no permutation was tried."
+            )
 
 
 def _check_limits(view: AttentionContrast, function: str) -> None:

@@ -27,7 +27,7 @@ EVERY_LAYER = -1
 MOST_HEADS = 256
 
 _NUMBERS = re.compile(r"\d{1,4}(,\d{1,4}){0,255}", re.ASCII)
-_CANDIDATE = re.compile(r"(?!by hand$)[a-z][a-z0-9 ]{0,39}", re.ASCII)
+_CANDIDATE = re.compile(r"(?!by hand$)[a-z][a-z0-9 ']{0,39}", re.ASCII)
 """Weights set by hand are in no link."""
 
 

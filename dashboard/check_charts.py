@@ -8,19 +8,27 @@ head, so that a click on one can be read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.figure_data import HEAD_COLOURS, CheckedSet, Floats, HeadEffects
+from analysis.figure_data import (
+    HEAD_COLOURS,
+    CheckedSet,
+    Floats,
+    HeadEffects,
+    TradeOff,
+    TradeOffGroup,
+    TradeOffPoint,
+)
 from analysis.visible import short_label, visible_text
 from analysis.visible_checks import (
     AGREEMENT_COLOURS,
     ATTENTION_BINS,
     FEW_POINTS,
     LARGEST_JSD,
+    TRADE_OFF_GROUPS,
     agreement_words,
     agreements,
     attention_bins,
@@ -29,6 +37,7 @@ from analysis.visible_checks import (
     change_limit,
     check_checked_set,
     check_head_effects,
+    check_trade_off,
     count_limit,
     effect_limits,
     histogram,
@@ -36,6 +45,7 @@ from analysis.visible_checks import (
     jsd_edges,
     permutation_title,
     tau_edges,
+    trade_off_end,
 )
 from analysis.visible_evidence import AGAINST, FOR, evidence_colours
 from dashboard.charts import CHART_TEXT, GRID, PLAIN, SCALE_STEPS, blank_chart, literal, plain_axis
@@ -457,52 +467,22 @@ def _signed_scale() -> list[list[object]]:
 
 # Trained adversaries ------------------------------------------------------------------------------------------------
 
-TradeOffGroup = Literal["adversary", "seed", "uniform"]
 
-
-@dataclass(frozen=True)
-class TradeOffPoint:
-    """One trained model against the base model, means over a test set (Wiegreffe & Pinter 2019, figure 5).
-
-    Attributes:
-        name: for the tooltip, such as "adversary, λ = 0.001".
-        group: an adversary, another seed of the same training, or attention held uniform.
-        tvd, jsd: distance of predictions, and of attention in nats.
-        tvd_interval, jsd_interval: (low, high), None where there is none.
-        label: stands beside the point; "" for none.
-    """
-
-    name: str
-    group: TradeOffGroup
-    tvd: float
-    jsd: float
-    tvd_interval: tuple[float, float] | None = None
-    jsd_interval: tuple[float, float] | None = None
-    label: str = ""
-
-
-_TRADE_OFF: dict[TradeOffGroup, tuple[str, str, str]] = {
-    "adversary": ("adversary", HEAD_COLOURS[1], "diamond"),
-    "seed": ("another seed", HEAD_COLOURS[0], "triangle-up"),
-    "uniform": ("uniform attention", HEAD_COLOURS[2], "square"),
-}
-"""Name, colour and symbol of each group."""
-
-
-def trade_off_chart(points: Sequence[TradeOffPoint]) -> Chart:
+def trade_off_chart(view: TradeOff) -> Chart:
     """How far attention can move (up) for how much change of the predictions (across).
 
     Adversaries are joined in the order given, one λ after the other. A point high above the others seeds at a change
     like theirs is attention that a model can learn and that still predicts alike.
     """
-    figure = blank_chart()
+    check_trade_off(view, "trade_off_chart")
+    figure, points = blank_chart(), view.points
     if not points:
         return _empty(figure, "No trained model was compared.")
     for group in get_args(TradeOffGroup):
         members = [point for point in points if point.group == group]
         if not members:
             continue
-        title, colour, symbol = _TRADE_OFF[group]
+        title, colour, symbol = TRADE_OFF_GROUPS[group]
         labels = [_text(point.label) for point in members]
         joined = "lines+" if group == "adversary" and len(members) > 1 else ""
         figure.add_scatter(
@@ -513,7 +493,7 @@ def trade_off_chart(points: Sequence[TradeOffPoint]) -> Chart:
             line={"color": colour, "dash": "dot", "width": 1.5},
             marker={
                 "color": colour,
-                "symbol": symbol,
+                "symbol": "triangle-up" if symbol == "triangle" else symbol,
                 "size": 10,
                 "line": {"width": 0.5, "color": CHART_TEXT},
             },
@@ -534,8 +514,7 @@ def trade_off_chart(points: Sequence[TradeOffPoint]) -> Chart:
             ),
         )
     _ln2(figure, upright=False)
-    ends = [point.tvd_interval[1] if point.tvd_interval else point.tvd for point in points]
-    end = 1.15 * max(ends) if max(ends) > 0 else 1.0
+    end = trade_off_end(view)
     return figure.update_layout(
         **PLAIN,
         **LEGEND_ABOVE,

@@ -16,6 +16,7 @@ from analysis.figure_data import (
     HeadEffects,
     HeadGrid,
     Provenance,
+    TradeOff,
 )
 from dashboard.adversarial_choices import AdversarialChoices
 from dashboard.evidence_choices import MethodOptions
@@ -158,7 +159,7 @@ def heads_provenance(
 
 
 def adversarial_provenance(
-    figure: AttentionContrast | CheckedSet | HeadEffects,
+    figure: AttentionContrast | CheckedSet | HeadEffects | TradeOff,
     model: str,
     revision: str,
     input: str,
@@ -174,6 +175,9 @@ def adversarial_provenance(
         layer, heads = layer_in_words(None, layers), f"all {count}"
         method = "edited heads"
         settings |= {"edit": figure.edits[figure.shown], "target": figure.target, "attention": figure.kind}
+        told = figure.notes
+    elif isinstance(figure, TradeOff):
+        method = "models trained to attend otherwise (Wiegreffe & Pinter 2019)"
         told = figure.notes
     else:
         method = "adversarial attention (Jain & Wallace 2019)"

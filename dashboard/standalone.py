@@ -35,6 +35,7 @@ from analysis.figure_data import (
     PatchMaps,
     Provenance,
     TokenScores,
+    TradeOff,
 )
 from analysis.visible import caption_lines, shown_in_words, source_line, visible_text
 from dashboard import figures
@@ -212,7 +213,7 @@ def _attention_contrast(view: AttentionContrast, _: Provenance) -> bytes:
     return attention_contrast_payload(view)
 
 
-def _drawing(view: CheckedSet | HeadEffects, provenance: Provenance) -> bytes:
+def _drawing(view: CheckedSet | HeadEffects | TradeOff, provenance: Provenance) -> bytes:
     """The figure as an SVG file inside the page: the app's charts need Python, or megabytes of script."""
     svg = np.frombuffer(export_figure(view, provenance, "svg"), dtype=np.uint8)
     header = {"kind": "drawing", "title": shown_in_words(view), "input": "", "state": {}}
@@ -235,6 +236,7 @@ _COMPONENTS: Mapping[type, tuple[str, Callable[[Any, Provenance], bytes]]] = {
     AttentionContrast: ("attention_contrast", _attention_contrast),
     CheckedSet: ("drawing", _drawing),
     HeadEffects: ("drawing", _drawing),
+    TradeOff: ("drawing", _drawing),
 }
 
 # Without setters a component knows that there is no Python to ask.

@@ -22,6 +22,7 @@ from analysis.hf.word_tokenizer import PADDING, UNKNOWN, split_words
 from attn_core.models.classifier import AttentionClassifier
 from scripts.sentiment_data import sentences
 from scripts.training import (
+    Run,
     Schedule,
     calibrate,
     fit,
@@ -133,14 +134,19 @@ def build(words: Sequence[str], options: argparse.Namespace) -> AttentionClassif
         len(words), 2, embedding=options.width, hidden=options.width, scoring=options.scoring,
         attention_width=options.width,
     )  # fmt: skip
-    with torch.no_grad():
-        model.embedding.weight.copy_(start_vectors(words, options.width))
-        model.embedding.weight[1].normal_(std=0.1)
+    put_vectors(model.embedding, start_vectors(words, options.width))
     print(f"{len(words):,} words, {sum(p.numel() for p in model.parameters()):,} weights", flush=True)
     return model
 
 
-def train(model: nn.Module, training: Texts, development: Texts, options: argparse.Namespace) -> None:
+def put_vectors(embedding: nn.Embedding, vectors: Tensor) -> None:
+    """Put the vectors (V, width) in; the unknown word's is drawn."""
+    with torch.no_grad():
+        embedding.weight.copy_(vectors)
+        embedding.weight[1].normal_(std=0.1)
+
+
+def train(model: nn.Module, training: Texts, development: Texts, options: argparse.Namespace) -> Run:
     """Train every weight; the model has the tensors of the best epoch afterwards."""
     optimiser = torch.optim.Adam(model.parameters(), lr=options.rate, weight_decay=1e-5, amsgrad=True)
     per_epoch = -(-len(training) // options.batch)
@@ -156,7 +162,7 @@ def train(model: nn.Module, training: Texts, development: Texts, options: argpar
     schedule = Schedule(
         options.epochs, per_epoch, per_epoch, options.patience, rate=lambda *_: 1.0, largest_gradient=5.0
     )
-    fit(
+    return fit(
         model,
         optimiser,
         schedule,

@@ -19,6 +19,8 @@ from analysis.figure_data import (
     Provenance,
     TokenLabel,
     TokenScores,
+    TradeOff,
+    TradeOffPoint,
 )
 
 HOSTILE = (
@@ -258,6 +260,21 @@ def head_effects(**changes):
     return HeadEffects(**{**entries, **changes})
 
 
+def trade_off(**changes):
+    """Adversaries, seeds and a uniform model, some without intervals."""
+    points = [
+        TradeOffPoint(
+            f"adversary, λ = {2.0**index:g} <b>", "adversary", 0.02 * index, 0.1 * index, label=f"={index}"
+        )
+        for index in range(4)
+    ]
+    points += [TradeOffPoint("seed 1", "seed", 0.1, 0.2, (0.05, 0.15), (0.1, 0.3))]
+    points += [TradeOffPoint("uniform", "uniform", 0.05, 0.15, None, (0.1, 0.2))]
+    return TradeOff(
+        **{"points": tuple(points), "title": "test <sentences>", "notes": ("one & all",), **changes}
+    )
+
+
 def check_figures() -> dict[str, Figure]:
     """Checks of attention that are drawn in a different way."""
     return {
@@ -269,6 +286,9 @@ def check_figures() -> dict[str, Figure]:
         "contrast picture": picture_contrast(shown=2),
         "set": checked_set(),
         "set bare": checked_set(1, numbers=(), marked=None, notes=(), title=""),
+        "contrast permuted": attention_contrast(permuted=np.linspace(0, 0.3, 100, dtype=np.float32) ** 2),
+        "trade off": trade_off(),
+        "trade off bare": TradeOff(()),
         "effects": head_effects(),
         "effects whole": head_effects(shown=0, marked=None, kind="cross", notes=(), title=""),
     }

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.figure_data import CheckedNumber
+from analysis.figure_data import CheckedNumber, TradeOff, TradeOffPoint
 from analysis.visible_checks import (
     AGREEMENT_COLOURS,
     FEW_POINTS,
@@ -27,7 +27,6 @@ from analysis.visible_checks import (
 from analysis.visible_evidence import AGAINST, FOR
 from dashboard.charts import CHART_FONT, CHART_TEXT
 from dashboard.check_charts import (
-    TradeOffPoint,
     agreement_chart,
     head_effects_chart,
     jsd_histogram_chart,
@@ -55,7 +54,7 @@ def every_chart():
     charts = {chart.__name__: chart(view) for chart in SET_CHARTS}
     charts["permutations_of_one_chart"] = permutations_of_one_chart(np.array([0.1, 0.2, 0.4]), 0.01)
     charts["head_effects_chart"] = head_effects_chart(head_effects())
-    charts["trade_off_chart"] = trade_off_chart(POINTS)
+    charts["trade_off_chart"] = trade_off_chart(TradeOff(POINTS))
     return charts
 
 
@@ -119,7 +118,7 @@ def test_users_texts_are_escaped_whole():
     assert "&lt;/script&gt;&lt;img src=x onerror=window.hit=1&gt; 2" in names
     legend = {trace.name for trace in jsd_scatter_chart(view).data}
     assert {"=negative", "positive &lt;b&gt;"} <= legend
-    adversaries = trade_off_chart(POINTS).data[0]
+    adversaries = trade_off_chart(TradeOff(POINTS)).data[0]
     assert adversaries.hovertext[0] == "&lt;b&gt;λ = 0.0001&lt;/b&gt;"
     assert adversaries.text[0] == "λ = &lt;1e-4&gt;"
 
@@ -369,7 +368,7 @@ def test_nothing_but_missing_numbers_is_drawn_and_parts_that_do_not_fit_are_refu
 
 
 def test_models_stand_at_their_distances_with_their_intervals():
-    adversaries, seeds, uniform = trade_off_chart(POINTS).data
+    adversaries, seeds, uniform = trade_off_chart(TradeOff(POINTS)).data
     assert (list(adversaries.x), list(adversaries.y)) == ([0.01, 0.15], [0.1, 0.66])
     assert adversaries.mode == "lines+markers+text"
     assert (seeds.mode, uniform.mode) == ("markers", "markers")
@@ -380,21 +379,21 @@ def test_models_stand_at_their_distances_with_their_intervals():
     assert adversaries.customdata[0][0] == " (0.005 to 0.02)"
     assert adversaries.customdata[1][1] == ""
     assert len({trace.marker.symbol for trace in (adversaries, seeds, uniform)}) == 3
-    figure = trade_off_chart(POINTS)
+    figure = trade_off_chart(TradeOff(POINTS))
     assert figure.layout.xaxis.range[1] > 0.2
     assert figure.layout.annotations[0].text == "ln 2"
 
 
 def test_one_model_or_none_is_drawn():
-    (only,) = trade_off_chart([TradeOffPoint("a", "adversary", 0.0, 0.0)]).data
+    (only,) = trade_off_chart(TradeOff((TradeOffPoint("a", "adversary", 0.0, 0.0),))).data
     assert only.mode == "markers"
-    assert trade_off_chart([]).layout.annotations[0].text == "No trained model was compared."
+    assert trade_off_chart(TradeOff(())).layout.annotations[0].text == "No trained model was compared."
 
 
 @given(st.sampled_from(HOSTILE) | st.text(st.characters(codec=None), max_size=30))
 @settings(max_examples=40)
 def test_any_name_is_shown_as_it_is(text):
-    (trace,) = trade_off_chart([TradeOffPoint(text, "seed", 0.1, 0.1, label=text)]).data
+    (trace,) = trade_off_chart(TradeOff((TradeOffPoint(text, "seed", 0.1, 0.1, label=text),))).data
     assert "<" not in trace.hovertext[0]
     assert "<" not in trace.text[0]
     trace.hovertext[0].encode()

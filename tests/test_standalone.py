@@ -41,6 +41,7 @@ BLOBS = {
     "patch_maps": "patch_map",
     "checked_set": "drawing",
     "head_effects": "drawing",
+    "trade_off": "drawing",
 }
 """Kinds of record whose blob has another name."""
 

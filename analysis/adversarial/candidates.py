@@ -14,6 +14,9 @@ from analysis.adversarial.search import Adversaries
 
 OBSERVED, UNIFORM, PERMUTED, BY_HAND = "observed", "uniform", "permuted", "by hand"
 
+LEAST = 1e-12
+"""Weight that a reader must leave on the positions that a mask allows."""
+
 Named = tuple[str, Tensor]
 """A name and weights (R, n)."""
 
@@ -55,7 +58,7 @@ def compare(rows: FreeRows, named: Sequence[Named]) -> Candidates:
 
 
 def edits(rows: FreeRows) -> list[Named]:
-    """Attention that needs no search: alike on all, on the first position alone, on each query's own alone."""
+    """Attention that needs no search: alike on all, on the first or each query's own position, another head's."""
     inside, observed = rows.inside[0], rows.observed[0]
     found = [(UNIFORM, rows.uniform()[0, 0])]
     first = inside.to(torch.uint8).argmax(-1)
@@ -64,6 +67,9 @@ def edits(rows: FreeRows) -> list[Named]:
         found.append(
             ("own place only", torch.zeros_like(observed).scatter(-1, rows.own[:, None].to(first), 1.0))
         )
+    if rows.neighbours is not None:
+        allowed = rows.neighbours * inside
+        found.append(("next head's", allowed / allowed.sum(-1, keepdim=True)))
     return found
 
 
@@ -88,4 +94,4 @@ def by_hand(rows: FreeRows, weights: Tensor) -> Named:
     inside = rows.inside[0]
     allowed = weights.to(rows.observed) * inside  # (R, n)
     total = allowed.sum(-1, keepdim=True)
-    return BY_HAND, torch.where(total > 0, allowed / total.clamp(min=1e-30), rows.uniform()[0, 0])
+    return BY_HAND, torch.where(total > LEAST, allowed / total.clamp(min=LEAST), rows.uniform()[0, 0])

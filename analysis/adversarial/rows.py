@@ -53,6 +53,7 @@ class FreeRows:
         measure: what the answers are and how far apart two of them are.
         decoder: (B, n, C) logits of each position alone, where the answer is the softmax of their weighted sum.
         own: (R,) the position of each row's query among the n, of self-attention; None where it has none.
+        neighbours: (R, n) the same row of the layer's next head, the first after the last; None of a single head.
         held: what was held fixed, in words.
     """
 
@@ -62,6 +63,7 @@ class FreeRows:
     measure: Measure
     decoder: Tensor | None = None
     own: Tensor | None = None
+    neighbours: Tensor | None = None
     held: str = ""
 
     def __post_init__(self) -> None:
@@ -260,7 +262,7 @@ def transformer_rows(
     ) else {}  # fmt: skip
     del calls
     queries = tuple(range(own[0].queries)) if place.queries is None else place.queries
-    observed, inside = _own_rows(own, place, queries)
+    observed, inside, neighbours = _own_rows(own, place, queries)
     kept = kept_positions(inputs)
     sizes = [len(heads) * len(queries) for heads in place.heads.values()]
     rest = {
@@ -314,6 +316,7 @@ def transformer_rows(
         answer,
         measure,
         own=None if place.kind == "cross" else torch.tensor(queries).repeat(repeats),
+        neighbours=neighbours,
         held=f"Only the weights of {place.in_words()} are others; all other attention is {told}.",
     )
 
@@ -338,9 +341,11 @@ def _rows_of_heads(rows: Tensor, heads: tuple[int, ...], count: int, queries: tu
     return given(chosen, whole, queries=queries)
 
 
-def _own_rows(maps: Sequence[FactoredMap], place: Place, queries: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(R, n) own weights, and which positions a mask allows."""
-    observed, inside = [], []
+def _own_rows(
+    maps: Sequence[FactoredMap], place: Place, queries: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(R, n) own weights, which positions a mask allows, and the weights of each layer's next head."""
+    observed, inside, neighbours = [], [], []
     for layer, heads in place.heads.items():
         own = maps[layer]
         call = AttentionCall(
@@ -348,7 +353,7 @@ def _own_rows(maps: Sequence[FactoredMap], place: Place, queries: tuple[int, ...
         )  # asked for its mask alone
         whole, chosen = slice(0, own.keys), list(heads)
         rows = [slice(query, query + 1) for query in queries]
-        weights = torch.cat([own.block(None, row, whole)[chosen] for row in rows], dim=1)  # (h, r, n)
+        every = torch.cat([own.block(None, row, whole) for row in rows], dim=1)  # (H, r, n)
         allowed = [call.allowed(row) for row in rows]
         free = [
             torch.ones(1, own.heads, 1, own.keys)
@@ -356,9 +361,11 @@ def _own_rows(maps: Sequence[FactoredMap], place: Place, queries: tuple[int, ...
             else found.expand(1, own.heads, 1, own.keys)
             for found in allowed
         ]
-        observed.append(weights.flatten(0, 1))
+        observed.append(every[chosen].flatten(0, 1))
+        neighbours.append(every.roll(-1, 0)[chosen].flatten(0, 1))
         inside.append(torch.cat(free, dim=2)[0, chosen].flatten(0, 1).bool())
-    return torch.cat(observed), torch.cat(inside)
+    single = any(maps[layer].heads == 1 for layer in place.heads)
+    return torch.cat(observed), torch.cat(inside), None if single else torch.cat(neighbours)
 
 
 def _check_place(place: Place, maps: Sequence[FactoredMap]) -> None:

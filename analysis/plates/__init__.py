@@ -25,6 +25,7 @@ from analysis.figure_data import (
     PatchMaps,
     Provenance,
     TokenScores,
+    TradeOff,
 )
 from analysis.plates.checked_set import draw_checked_set
 from analysis.plates.contrast import draw_contrast
@@ -36,6 +37,7 @@ from analysis.plates.head_view import draw_head_view
 from analysis.plates.heads import draw_head_grid
 from analysis.plates.matrices import draw_matrix_view, draw_token_scores
 from analysis.plates.pictures import draw_model_view, draw_patch_maps
+from analysis.plates.trade_off import draw_trade_off
 from analysis.visible import caption_lines, place_line, tokens_of, visible_text
 
 __all__ = ["draw_figure"]
@@ -76,6 +78,7 @@ _ABOUT: Mapping[type, str] = {
     AttentionContrast: "Other attention",
     CheckedSet: "Can attention be called an explanation?",
     HeadEffects: "Edited heads",
+    TradeOff: "Trained to attend otherwise",
 }
 """What stands before the title of records whose title tells where alone."""
 
@@ -127,6 +130,7 @@ _TITLES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     AttentionContrast: lambda view: (*view.names, *view.labels, view.change_name),
     CheckedSet: lambda view: view.labels,
     HeadEffects: lambda view: view.edits,
+    TradeOff: lambda view: tuple(point.label for point in view.points),
 }
 """Texts of a figure besides its tokens."""
 
@@ -142,4 +146,5 @@ _PLATES: Mapping[type, Callable[[Any, Words, Fonts], Sheet]] = {
     AttentionContrast: draw_contrast,
     CheckedSet: draw_checked_set,
     HeadEffects: draw_head_effects,
+    TradeOff: draw_trade_off,
 }

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.drawing import FAINT, INK, MUTED, TEXT_SIZE, Fonts, Sheet
-from analysis.figure_data import AttentionContrast, EvidenceMaps, EvidencePanel
+from analysis.figure_data import AttentionContrast, EvidenceMaps, EvidencePanel, Floats
+from analysis.plates.axes import Axes
 from analysis.plates.evidence import mixed_map, on_white
 from analysis.plates.frame import (
     MARGIN,
@@ -31,9 +32,12 @@ from analysis.visible import short_label
 from analysis.visible_checks import (
     LARGEST_JSD,
     change_end,
+    count_limit,
     drawn_candidates,
     drawn_outputs,
     drawn_tokens,
+    histogram,
+    permuted_end,
     weight_limit,
     within_epsilon,
 )
@@ -45,6 +49,9 @@ OTHER = "#98a0aa"
 """Of distributions that are listed but not drawn."""
 
 HEADING, PITCH = 0.3, 0.19  # inches
+
+PERMUTED = 1.9
+"""Inches of the histogram of permutations."""
 
 NAMED_PREFIX = 3
 """Most positions before the patches that are told one by one."""
@@ -63,7 +70,8 @@ def draw_contrast(view: AttentionContrast, words: Words, fonts: Fonts) -> Sheet:
         top, tall = _map_size(view)[1] + HEADING + 0.25, 0.0
     outputs, listed = drawn_outputs(view), drawn_candidates(view)
     said = HEADING + (PITCH * len(pair) * 0.75 + 0.06) * len(outputs)
-    extent = top + tall + said + HEADING + 0.16 + PITCH * len(listed) + 0.1
+    far = HEADING + 0.16 + PITCH * len(listed) + 0.1
+    extent = top + tall + said + far + (0.0 if view.permuted is None else PERMUTED)
     sheet = new_sheet(WIDTH, extent, words, fonts)
     if view.picture is None:
         _draw_sentences(sheet, view, pair, places, flow)
@@ -72,6 +80,8 @@ def draw_contrast(view: AttentionContrast, words: Words, fonts: Fonts) -> Sheet:
         _draw_maps(sheet, view, pair)
     _draw_outputs(sheet, view, pair, outputs, TOP + top + tall)
     _draw_distances(sheet, view, listed, TOP + top + tall + said)
+    if view.permuted is not None:
+        _draw_permuted(sheet, view, view.permuted, TOP + top + tall + said + far)
     return sheet
 
 
@@ -288,3 +298,26 @@ def _draw_track(
         sheet.box(x, y - 0.045, width * float(np.clip(share, 0, 1)), 0.09, fill=colour)
     at = x + width * float(np.clip(tick, 0, 1))
     sheet.segments(np.array([[[at, y - 0.075], [at, y + 0.075]]]), INK, line=0.9, layer=1.5)
+
+
+def _draw_permuted(sheet: Sheet, view: AttentionContrast, changes: Floats, top: float) -> None:
+    """How many permutations of the observed weights change the output how much, with their median and ε."""
+    known = np.asarray(changes, dtype=np.float64)
+    end = permuted_end(view)
+    edges = np.linspace(0.0, end, 31)
+    counts = histogram(known, edges)
+    highest, ticks = count_limit(counts)
+    place = (MARGIN + 0.6, top + 0.42, WIDTH - 2 * MARGIN - 0.6, PERMUTED - 0.95)
+    axes = Axes(sheet, *place, across=(0.0, end), up=(0.0, highest))
+    median, within = float(np.median(known)), float((known <= view.epsilon).mean())
+    axes.frame(
+        "Permuted attention",
+        f"{view.change_name} of a permutation",
+        "permutations",
+        remark=f"median {median:.3g} (line); {within:.0%} within ε = {view.epsilon:.3g} (dashed)",
+        across_ticks=[end * share for share in (0, 0.25, 0.5, 0.75, 1)],
+        up_ticks=ticks,
+    )
+    axes.bars(edges, [counts], [OTHER])
+    axes.line((median, 0.0), (median, highest), INK, line=1.2)
+    axes.line((view.epsilon, 0.0), (view.epsilon, highest), INK, dashed=True)

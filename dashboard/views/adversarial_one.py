@@ -165,6 +165,7 @@ def _record(
         verdict=_verdict(board, choices, checks, found),
         held=rows.held,
         direction=board.direction,
+        permuted=None if checks.permuted is None else checks.permuted.change[0].float().cpu().numpy(),
     )
 
 

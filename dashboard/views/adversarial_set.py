@@ -173,7 +173,9 @@ def _table(page: str, view: CheckedSet) -> None:
         selection_mode="single-row",
         column_config={"text": st.column_config.TextColumn("Text", width="large"), **config},
     )
-    chosen = [row for row in event.selection.rows if row < len(view.names)]  # of the table before, it may be longer
+    chosen = [
+        row for row in event.selection.rows if row < len(view.names)
+    ]  # of the table before, it may be longer
     if chosen:
         text = view.names[chosen[0]]
         st.button(

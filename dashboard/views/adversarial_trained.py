@@ -2,55 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from analysis.figure_data import TradeOff, TradeOffGroup, TradeOffPoint
 from dashboard import check_charts
 from dashboard.adversarial_choices import AdversarialChoices
-from dashboard.check_charts import TradeOffPoint
-from dashboard.frame import heading, note, small_table
+from dashboard.frame import heading, note, notes, small_table
 from dashboard.views.adversarial_board import Board
 
 if TYPE_CHECKING:
-    from analysis.adversarial.measured import Estimate, TrainedModel
+    from analysis.adversarial.measured import Estimate, Kind, Measurements, TrainedModel
+    from attn_core.models.classifier import Scoring
 
-GUIDE_WORDS = {
+GUIDE_WORDS: Mapping[Kind, str] = {
     "guide_uniform": "uniform",
     "guide_learned": "learnt by itself",
     "guide_base": "the classifier's",
     "guide_adversary": "an adversary's",
 }
 
+SCORING_WORDS: Mapping[Scoring, str] = {
+    "additive": "additive attention",
+    "scaled_dot": "scaled dot attention",
+}
 
-def show(board: Board, choices: AdversarialChoices) -> None:
-    """Draw the part; nothing here is computed on the page, so there is no record."""
+
+def show(board: Board, choices: AdversarialChoices) -> TradeOff:
+    """Draw the part; returns the record of what is on the screen. Nothing is computed on the page."""
     from analysis.adversarial.measured import wiegreffe_pinter
 
-    scoring: Any = "scaled_dot" if board.traced.model.name.endswith("dot") else "additive"
-    measured = wiegreffe_pinter()
-    base = measured.of("base", scoring) or measured.of("base")
+    measured, scoring = wiegreffe_pinter(), _scoring(board)
+    told = []
     if not measured.of("adversary", scoring):
         scoring = "additive"
-        note("Measured for the classifier with additive attention.")
+        told.append("Measured for the classifier with additive attention.")
+    told += [f"{name}: {words}" for name, words in measured.protocol.items()]
+    view = TradeOff(
+        _points(measured, scoring), f"test sentences of SST, {SCORING_WORDS[scoring]}", tuple(told)
+    )
     heading(
         "Can a model be trained to attend otherwise?",
         "Wiegreffe & Pinter 2019, section 4: distance of attention against distance of predictions",
     )
-    points = _points(measured, scoring)
-    if points:
-        st.plotly_chart(
-            check_charts.trade_off_chart(points),
-            key="text_adversarial_trade_off",
-            theme=None,
-            config={"displayModeBar": False},
-            alt="Distance of attention against distance of predictions of models that were trained otherwise",
-        )
+    st.plotly_chart(
+        check_charts.trade_off_chart(view),
+        key="text_adversarial_trade_off",
+        theme=None,
+        config={"displayModeBar": False},
+        alt="Distance of attention against distance of predictions of models that were trained otherwise",
+    )
     note(
         "Each point is a model trained from the start. An adversary is rewarded for attention unlike the "
         "classifier's while it predicts the same. Attention explains little where they stand far up at the left."
     )
-    rows = [_row("this classifier", model) for model in base[:1]]
+    rows = [_row("this classifier", model) for model in measured.of("base", scoring)]
     rows += [_row("attention held uniform", model) for model in measured.of("uniform", scoring)]
     rows += [_row(f"seed {model.seed}", model) for model in measured.of("seed", scoring)]
     rows += [
@@ -62,19 +70,29 @@ def show(board: Board, choices: AdversarialChoices) -> None:
         "Wiegreffe & Pinter 2019, section 3.3: a classifier of single words, weighted by given attention",
     )
     guides = [
-        _row(words, model)[:3]
+        _row(_guide_words(words, model), model)[:3]
         for kind, words in GUIDE_WORDS.items()
-        for model in measured.of(kind, scoring)  # type: ignore[arg-type]
+        for model in measured.of(kind, scoring)
     ]
     small_table(("Weights of the words", "Test accuracy", "F1"), guides)
-    for name, words in measured.protocol.items():
-        note(f"{name}: {words}")
+    notes(view.notes)
+    return view
 
 
-def _points(measured: Any, scoring: Any) -> list[TradeOffPoint]:
+def _scoring(board: Board) -> Scoring:
+    scores = board.traced.model.module.scores
+    return "scaled_dot" if type(scores).__name__ == "ScaledDotScores" else "additive"
+
+
+def _guide_words(words: str, model: TrainedModel) -> str:
+    return words if model.trade_off is None else f"{words}, λ = {model.trade_off:g}"
+
+
+def _points(measured: Measurements, scoring: Scoring) -> tuple[TradeOffPoint, ...]:
     found = []
-    for kind in ("adversary", "seed", "uniform"):
-        for model in measured.of(kind, scoring):
+    groups: tuple[TradeOffGroup, ...] = ("adversary", "seed", "uniform")
+    for group in groups:
+        for model in measured.of(group, scoring):
             if model.tvd is None or model.jsd is None:
                 continue
             words = {
@@ -84,16 +102,16 @@ def _points(measured: Any, scoring: Any) -> list[TradeOffPoint]:
             }
             found.append(
                 TradeOffPoint(
-                    name=words[kind],
-                    group=kind,  # type: ignore[arg-type]
+                    name=words[group],
+                    group=group,
                     tvd=model.tvd.value,
                     jsd=model.jsd.value,
                     tvd_interval=(model.tvd.low, model.tvd.high),
                     jsd_interval=(model.jsd.low, model.jsd.high),
-                    label=f"{model.trade_off:g}" if kind == "adversary" else "",
+                    label=f"{model.trade_off:g}" if group == "adversary" else "",
                 )
             )
-    return found
+    return tuple(found)
 
 
 def _row(name: str, model: TrainedModel) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from analysis.figure_data import (
     HeadEffects,
     HeadGrid,
     Provenance,
+    TradeOff,
 )
 from analysis.visible import spread
 from dashboard import cached
@@ -221,7 +222,7 @@ def _provenance(shown: Shown, choices: ImageChoices, figure: Figure) -> Provenan
         return heads_provenance(
             figure, shown.model, shown.revision, shown.input, shown.notes, choices=choices.patterns
         )
-    if isinstance(figure, AttentionContrast | CheckedSet | HeadEffects):
+    if isinstance(figure, AttentionContrast | CheckedSet | HeadEffects | TradeOff):
         return adversarial_provenance(
             figure, shown.model, shown.revision, shown.input, shown.notes, choices=choices.adversarial
         )

@@ -16,6 +16,7 @@ from analysis.figure_data import (
     HeadEffects,
     HeadGrid,
     Provenance,
+    TradeOff,
 )
 from analysis.visible import counted
 from dashboard import cached
@@ -292,7 +293,7 @@ def _provenance(shown: Shown, choices: TextChoices, figure: Figure) -> Provenanc
         return heads_provenance(
             figure, shown.model, shown.revision, text, shown.notes, choices=choices.patterns
         )
-    if isinstance(figure, AttentionContrast | CheckedSet | HeadEffects):
+    if isinstance(figure, AttentionContrast | CheckedSet | HeadEffects | TradeOff):
         return adversarial_provenance(
             figure, shown.model, shown.revision, text, shown.notes, choices=choices.adversarial
         )

@@ -32,7 +32,8 @@ def prefix_names(count: int) -> tuple[str, ...]:
 def are_probabilities(view: AttentionContrast) -> bool:
     """Whether outputs lie between 0 and 1 and can be drawn as bars of one length."""
     low, high = float(view.outputs.min()), float(view.outputs.max())
-    return view.change_bound is not None and low >= 0 and high <= 1 + _TOLERANCE
+    bounded = view.change_bound is not None and view.change_bound <= 1  # a cosine distance goes to 2
+    return bounded and low >= 0 and high <= 1 + _TOLERANCE
 
 
 def check_contrast(view: AttentionContrast, function: str) -> None:

@@ -146,10 +146,13 @@ def input_importance(run: ForwardPass, measure: Measure) -> Tensor:
     with torch.enable_grad():
         answer = measure.read(run.outputs)[0]
         highest = answer.detach().abs().topk(min(MOST_NUMBERS, len(answer))).indices
-        total = torch.zeros_like(run.embedded[0, :, 0])
+        sums = []
         for index in highest.tolist():
             (gradient,) = torch.autograd.grad(answer[index], run.embedded, retain_graph=True)
-            total = total + (gradient[0] * run.embedded[0]).sum(-1).detach().abs()
+            product = (gradient[0] * run.embedded[0]).detach()
+            patches = product.ndim == 3  # (M, rows, columns) of a convolution
+            sums.append(product.sum(0).flatten() if patches else product.sum(-1))
+        total = torch.stack(sums).abs().sum(0)
     kept = run.outputs.kept
     return (total if len(total) == len(kept) else total[kept]).cpu()  # patches are embedded without CLS
 

@@ -59,13 +59,14 @@ class CheckedInput:
 
     Attributes:
         source: what went in.
-        predicted: index of the class.
+        predicted: index of the class; ``uniform_predicted``: with uniform attention.
         numbers: by the keys of ``TITLES``; those that there are.
     """
 
     source: str
     predicted: int
     numbers: dict[str, float]
+    uniform_predicted: int = 0
 
 
 @dataclass(frozen=True)
@@ -196,17 +197,18 @@ def _rows_of_numbers(
         )
     else:
         searched = exact_search(rows, epsilon=settings.epsilon)
-    said = rows.said()
+    said, uniform = rows.said(), rows.answers(rows.uniform())
     columns: dict[str, Tensor] = {
         "max_attention": permuted.most,
         "permutation": permuted.median,
         "jsd": searched.farthest,
         "jsd_bound": searched.bound,
-        "uniform": rows.change(rows.answers(rows.uniform()), said)[:, 0],
+        "uniform": rows.change(uniform, said)[:, 0],
     }
     for name, found in agreement.items():
         columns |= {f"tau_{name}": found.tau, f"p_{name}": found.p}
-    classes = said.argmax(-1).tolist()
+    classes, others = said.argmax(-1).tolist(), uniform[:, 0].argmax(-1).tolist()
     for index, (source, predicted) in enumerate(zip(sources, classes, strict=True)):
         numbers = {key: float(values[index]) for key, values in columns.items()}
-        yield CheckedInput(source, predicted, {key: numbers[key] for key in TITLES if key in numbers})
+        known = {key: numbers[key] for key in TITLES if key in numbers}
+        yield CheckedInput(source, predicted, known, others[index])

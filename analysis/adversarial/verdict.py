@@ -122,7 +122,7 @@ def _agreement(found: Findings) -> list[str]:
         if pair is None or math.isnan(pair[0]):
             continue
         tau, p = pair
-        numbers = f"(Kendall τ {tau:.2f}, p {p:.2g})".replace("-", "−")
+        numbers = f"(Kendall τ {round(tau, 2) + 0.0:.2f}, p {p:.2g})".replace("-", "−")
         if p >= 0.05:
             told.append(f"Its ranking of the positions does not agree significantly with {what} {numbers}.")
         elif tau >= RANKS_ALIKE:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import streamlit as st
 
-from analysis.figure_data import Figure, TokenLabel
-from dashboard import cached, evidence_cache
+from analysis.figure_data import Figure
 from dashboard.adversarial_choices import (
     EPSILONS,
     EVERY_LAYER,
@@ -18,17 +16,12 @@ from dashboard.adversarial_choices import (
     Rows,
     Search,
     Show,
-    fitted_adversarial,
 )
 from dashboard.frame import choice
 from dashboard.provenance import heads_fact
-from dashboard.selection import Part, bound, choose_adversarial
-
-if TYPE_CHECKING:
-    from analysis.adversarial.rows import Place
-    from analysis.evidence.targets import Target
-
-Page = Literal["text", "image"]
+from dashboard.selection import bound, choose_adversarial
+from dashboard.views import adversarial_heads, adversarial_one, adversarial_set, adversarial_trained
+from dashboard.views.adversarial_source import ROW_WORDS, Board, Page
 
 SHOW_WORDS: Mapping[Show, str] = {
     "one": "This input",
@@ -36,100 +29,9 @@ SHOW_WORDS: Mapping[Show, str] = {
     "heads": "What heads do",
     "trained": "Trained otherwise",
 }
-ROW_WORDS: Mapping[Rows, str] = {
-    "usual": "the row that is read",
-    "first": "the first row",
-    "last": "the last row",
-    "pinned": "the chosen row",
-    "all": "all rows",
-}
 OTHERS_WORDS: Mapping[Others, str] = {"respond": "the rest responds", "fixed": "the rest is held"}
 SEARCH_WORDS: Mapping[Search, str] = {"projected": "search inside ε", "penalty": "the paper's search"}
 WAITING = "The checks appear as soon as the model is ready."
-
-
-@dataclass(frozen=True)
-class Board:
-    """What the view is drawn from.
-
-    Attributes:
-        traced: the page's own input through the model.
-        part: kind of attention; ``layers``, ``heads``, ``queries``: of it.
-        keys: labels of the positions that are attended to; () for a picture.
-        queried: labels of the queries; () for a picture.
-        pinned: place of the query that the reader chose, or None.
-        targets: what heads are measured for, and for which pass.
-        texts: names of the classes are those of a classifier over texts, so that a set of them can be checked.
-    """
-
-    page: Page
-    traced: cached.Traced
-    part: Part
-    layers: int
-    heads: int
-    queries: int
-    targets: Callable[[evidence_cache.Subject], Sequence[Target]]
-    keys: tuple[TokenLabel, ...] = ()
-    queried: tuple[TokenLabel, ...] = ()
-    pinned: int | None = None
-    direction: Literal["ltr", "rtl"] = "ltr"
-    recurrent: bool = field(default=False)
-
-    @property
-    def picture(self) -> bool:
-        """Whether the input is a picture."""
-        return self.page == "image"
-
-    def fitted(self, choices: AdversarialChoices) -> AdversarialChoices:
-        """The choices fitted to what is there."""
-        found = fitted_adversarial(choices, layers=self.layers, heads=self.heads)
-        offered = self.shows()
-        if found.show not in offered:
-            found = AdversarialChoices(**{**found.__dict__, "show": "one"})
-        if found.rows == "pinned" and self.pinned is None:
-            found = AdversarialChoices(**{**found.__dict__, "rows": "usual"})
-        return found
-
-    def shows(self) -> tuple[Show, ...]:
-        """What there is to show of this model."""
-        found: list[Show] = ["one"]
-        if not self.picture:
-            found.append("set")
-        if not self.recurrent:
-            found.append("heads")
-        if self.recurrent:
-            found.append("trained")
-        return tuple(found)
-
-    def place(self, choices: AdversarialChoices) -> Place | None:
-        """The rows that are replaced; None for a recurrent classifier, which has one."""
-        from analysis.adversarial.rows import Place
-
-        if self.recurrent:
-            return None
-        heads = tuple(range(self.heads)) if choices.heads is None else choices.heads
-        last = self.layers - 1
-        layers = (
-            range(self.layers)
-            if choices.layer == EVERY_LAYER
-            else [choices.layer if choices.layer is not None else last]
-        )
-        return Place(dict.fromkeys(layers, heads), self.chosen_queries(choices), self.part)
-
-    def chosen_queries(self, choices: AdversarialChoices) -> tuple[int, ...] | None:
-        """Places of the queries whose rows are replaced; None for all."""
-        if choices.rows == "usual":
-            return self._read_rows()
-        found = {"first": 0, "last": self.queries - 1, "pinned": self.pinned}.get(choices.rows)
-        return None if found is None else (found,)
-
-    def _read_rows(self) -> tuple[int, ...] | None:
-        from analysis.adversarial.rows import usual_place
-
-        usual = usual_place(self.traced.model, self.traced.inputs)
-        if usual.kind == self.part:
-            return usual.queries
-        return None if self.part == "encoder" else (self.queries - 1,)
 
 
 def tools(board: Board, choices: AdversarialChoices) -> None:
@@ -268,12 +170,12 @@ def _heads(board: Board, choices: AdversarialChoices) -> None:
 
 def show(board: Board, choices: AdversarialChoices) -> Figure | None:
     """Draw the view; returns the record of what is on the screen, None while there is nothing."""
-    from dashboard.views import adversarial_heads, adversarial_one, adversarial_set, adversarial_trained
+    return _PARTS[choices.show](board, choices)
 
-    parts: Mapping[Show, Callable[[Board, AdversarialChoices], Figure | None]] = {
-        "one": adversarial_one.show,
-        "set": adversarial_set.show,
-        "heads": adversarial_heads.show,
-        "trained": adversarial_trained.show,
-    }
-    return parts[choices.show](board, choices)
+
+_PARTS: Mapping[Show, Callable[[Board, AdversarialChoices], Figure | None]] = {
+    "one": adversarial_one.show,
+    "set": adversarial_set.show,
+    "heads": adversarial_heads.show,
+    "trained": adversarial_trained.show,
+}

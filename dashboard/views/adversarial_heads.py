@@ -15,7 +15,7 @@ from dashboard.adversarial_choices import AdversarialChoices, Edit
 from dashboard.frame import heading, note, notes, waiting_view
 from dashboard.selection import bound, choose, choose_adversarial, current
 from dashboard.views import evidence_targets, evidence_tools
-from dashboard.views.adversarial_board import ROW_WORDS, Board
+from dashboard.views.adversarial_source import ROW_WORDS, Board
 from dashboard.views.heads_board import open_head
 
 EDIT_WORDS: Mapping[Edit, str] = {
@@ -110,11 +110,20 @@ def _record(
 
 def _marked(page: Any, key: str) -> None:
     """Take over a click on a cell."""
-    points = st.session_state[key].selection.points
-    places = [point.get("customdata") for point in points]
-    place = next((each for each in places if isinstance(each, list | tuple) and len(each) >= 2), None)
-    if place is not None and all(isinstance(number, int | float) for number in place[:2]):
-        choose(page, layer=int(place[0]), heads=(int(place[1]),))
+    places = [_place(point.get("customdata")) for point in st.session_state[key].selection.points]
+    place = next((place for place in places if place is not None), None)
+    if place is not None:
+        choose(page, layer=place[0], heads=(place[1],))
+
+
+def _place(told: object) -> tuple[int, int] | None:
+    """(layer, head) of a point; browsers send Plotly's typed arrays as {"0": layer, "1": head}."""
+    pair = [told.get(name) for name in ("0", "1")] if isinstance(told, Mapping) else told
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return None
+    if not all(isinstance(number, int) and number >= 0 for number in pair):
+        return None
+    return pair[0], pair[1]
 
 
 def _chosen_head(board: Board, view: HeadEffects) -> None:

@@ -20,7 +20,7 @@ from dashboard.frame import heading, note, signed_number, small_table
 from dashboard.provenance import heads_fact
 from dashboard.selection import choose_adversarial
 from dashboard.views import evidence_tools
-from dashboard.views.adversarial_board import Board
+from dashboard.views.adversarial_source import Board
 
 if TYPE_CHECKING:
     from analysis.adversarial.agreement import Agreement
@@ -139,12 +139,15 @@ def _record(
     shown = names.index(choices.candidate) if choices.candidate in names else min(1, len(names) - 1)
     if BY_HAND in names and choices.candidate == BY_HAND:
         shown = names.index(BY_HAND)
+    weights = found.weights.mean(1).float().cpu().numpy()
+    if BY_HAND in names and choices.weights is not None:
+        weights[names.index(BY_HAND)] = choices.weights  # as set: a row that sees less has them in proportion
     decoder = None
     if rows.decoder is not None and rows.observed.shape[1] == 1:
         decoder = rows.decoder[0].float().cpu().numpy()
     grid = inputs.grid
     return AttentionContrast(
-        weights=found.weights.mean(1).float().cpu().numpy(),
+        weights=weights,
         names=found.names,
         outputs=outputs,
         labels=labels,

@@ -15,7 +15,7 @@ from dashboard.frame import choice, heading, note, notes, waiting_view
 from dashboard.heads_choices import HeadsChoices
 from dashboard.selection import TextInput, choose, choose_adversarial
 from dashboard.views import heads_sources
-from dashboard.views.adversarial_board import Board
+from dashboard.views.adversarial_source import Board
 from dashboard.views.heads_record import job_progress
 
 if TYPE_CHECKING:
@@ -111,8 +111,16 @@ def _record(
         numbers=checked_numbers(found, _change_name(board)),
         epsilon=choices.epsilon,
         title=title,
-        notes=(how, *told),
+        notes=(how, *_flips(found, classes=bool(labels)), *told),
     )
+
+
+def _flips(found: tuple[CheckedInput, ...], *, classes: bool) -> tuple[str, ...]:
+    """How many predictions are others under uniform attention."""
+    if not classes:
+        return ()
+    others = sum(each.predicted != each.uniform_predicted for each in found)
+    return (f"With uniform attention {others:,} of {len(found):,} predictions are others.",)
 
 
 def _change_name(board: Board) -> str:
@@ -173,17 +181,13 @@ def _table(page: str, view: CheckedSet) -> None:
         selection_mode="single-row",
         column_config={"text": st.column_config.TextColumn("Text", width="large"), **config},
     )
-    chosen = [
-        row for row in event.selection.rows if row < len(view.names)
-    ]  # of the table before, it may be longer
+    # What was chosen may be of the table before, which was longer.
+    chosen = [row for row in event.selection.rows if row < len(view.names)]
     if chosen:
-        text = view.names[chosen[0]]
-        st.button(
-            "Open this text",
-            key=f"{page}_adversarial_open",
-            on_click=partial(_open, text),
-            help="Shows its candidates, in the part for one input",
-        )
+        help = "Shows its candidates, in the part for one input"
+        if st.button("Open this text", key=f"{page}_adversarial_open", help=help):
+            _open(view.names[chosen[0]])
+            st.rerun()  # all of the page: the sidebar shows the text too
     if len(view.names) > TABLE_ROWS:
         note(f"The table shows the first {TABLE_ROWS} texts; files hold all {len(view.names):,}.")
 

@@ -11,7 +11,7 @@ from analysis.figure_data import TradeOff, TradeOffGroup, TradeOffPoint
 from dashboard import check_charts
 from dashboard.adversarial_choices import AdversarialChoices
 from dashboard.frame import heading, note, notes, small_table
-from dashboard.views.adversarial_board import Board
+from dashboard.views.adversarial_source import Board
 
 if TYPE_CHECKING:
     from analysis.adversarial.measured import Estimate, Kind, Measurements, TrainedModel
@@ -39,7 +39,7 @@ def show(board: Board, choices: AdversarialChoices) -> TradeOff:
     if not measured.of("adversary", scoring):
         scoring = "additive"
         told.append("Measured for the classifier with additive attention.")
-    told += [f"{name}: {words}" for name, words in measured.protocol.items()]
+    told += [f"{name.capitalize()}: {words}." for name, words in measured.protocol.items()]
     view = TradeOff(
         _points(measured, scoring), f"test sentences of SST, {SCORING_WORDS[scoring]}", tuple(told)
     )
@@ -59,7 +59,9 @@ def show(board: Board, choices: AdversarialChoices) -> TradeOff:
         "classifier's while it predicts the same. Attention explains little where they stand far up at the left."
     )
     rows = [_row("this classifier", model) for model in measured.of("base", scoring)]
-    rows += [_row("attention held uniform", model) for model in measured.of("uniform", scoring)]
+    rows += [
+        _row(f"attention held uniform, seed {model.seed}", model) for model in measured.of("uniform", scoring)
+    ]
     rows += [_row(f"seed {model.seed}", model) for model in measured.of("seed", scoring)]
     rows += [
         _row(f"adversary, λ = {model.trade_off:g}", model) for model in measured.of("adversary", scoring)
@@ -85,7 +87,8 @@ def _scoring(board: Board) -> Scoring:
 
 
 def _guide_words(words: str, model: TrainedModel) -> str:
-    return words if model.trade_off is None else f"{words}, λ = {model.trade_off:g}"
+    of = "" if model.trade_off is None else f", λ = {model.trade_off:g}"
+    return f"{words}{of}, seed {model.seed}"
 
 
 def _points(measured: Measurements, scoring: Scoring) -> tuple[TradeOffPoint, ...]:

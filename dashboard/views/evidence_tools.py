@@ -40,8 +40,10 @@ def computing(page: Page, traced: cached.Traced) -> Iterator[None]:
     if st.session_state.get(key) != traced.key:
         with place.container():
             waiting_view("One forward and one backward pass …")
-    yield
-    place.empty()
+    try:
+        yield
+    finally:
+        place.empty()
     st.session_state[key] = traced.key
 
 

@@ -11,7 +11,7 @@ from dashboard.frame import waiting_view
 from dashboard.selection import ImageChoices, current
 from dashboard.sources import ImageSource
 from dashboard.views import adversarial_board
-from dashboard.views.adversarial_board import Board
+from dashboard.views.adversarial_source import Board
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target

@@ -12,7 +12,7 @@ from dashboard.live import text_source
 from dashboard.selection import TextChoices, current
 from dashboard.sources import TextSource
 from dashboard.views import adversarial_board
-from dashboard.views.adversarial_board import Board
+from dashboard.views.adversarial_source import Board
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target

@@ -98,6 +98,7 @@ def test_uniform_weights(uniform: float, flips: bool, sentence: str) -> None:
         (-0.4, 0.002, "runs against gradients (Kendall τ −0.40, p 0.002)"),
         (0.9, 0.05, "does not agree significantly with gradients (Kendall τ 0.90, p 0.05)"),
         (-0.9, 0.3, "does not agree significantly with gradients (Kendall τ −0.90, p 0.3)"),
+        (-0.001, 0.9, "does not agree significantly with gradients (Kendall τ 0.00, p 0.9)"),
         (0.8, 2e-7, "agrees well with gradients (Kendall τ 0.80, p 2e−07)"),
     ],
 )
@@ -164,7 +165,7 @@ def test_whatever_is_found_the_last_sentence_says_what_it_does_not_show(
         assert name in text
     pairs = [pair for pair in (gradient, without) if pair is not None]
     known = [*(number for number in given_numbers.values() if number is not None), epsilon, 0.69]
-    known += [number for pair in pairs for number in pair]
+    known += [number for pair in pairs for number in pair] + [0.0]
     written = {
         f"{number:{form}}".replace("-", "−") for number in known for form in ("g", ".3f", ".3g", ".2f", ".2g")
     }

@@ -33,7 +33,15 @@ from dashboard.selection import (
     to_query,
 )
 
-CANDIDATES = ("farthest", "next head's", "adversarial 3", "uniform", "first only", "own place only", "permuted")
+CANDIDATES = (
+    "farthest",
+    "next head's",
+    "adversarial 3",
+    "uniform",
+    "first only",
+    "own place only",
+    "permuted",
+)
 
 choices = st.builds(
     AdversarialChoices,

@@ -483,11 +483,7 @@ def test_the_chosen_token_s_row_is_offered_and_words_do_not_shift_it(model_folde
     ("name", "change", "labels"),
     [
         ("value", "change of value", 1),
-        pytest.param(
-            "embed",
-            "cosine distance",
-            1,
-        ),
+        ("embed", "cosine distance", 1),
     ],
 )
 def test_models_without_classes_are_compared_by_what_they_say(model_folders, name, change, labels):

@@ -248,8 +248,8 @@ def safe_name(text: str, *, characters: int = 60) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:characters].rstrip("-._")
 
 
-_DATA = {(CheckedSet, "names")}
-"""Fields of texts that are data, not choices: they stand in data files alone."""
+_DATA = {(CheckedSet, "names"), (AttentionContrast, "source")}
+"""Fields that are data, not choices: texts stand in data files alone."""
 
 
 _CHECKS: Mapping[type, Callable[[Any, str], None]] = {

@@ -365,6 +365,7 @@ class AttentionContrast:
         verdict: sentences that follow from the numbers, and what they do not show.
         held: what was held fixed.
         editable: the reader may drag weights.
+        source: tells inputs and models apart, such as a digest.
         permuted: (S,) change of the output under each random permutation of the observed weights, None before they
             were tried.
     """
@@ -391,6 +392,7 @@ class AttentionContrast:
     held: str = ""
     direction: Literal["ltr", "rtl"] = "ltr"
     editable: bool = True
+    source: str = ""
     permuted: Floats | None = None
 
 

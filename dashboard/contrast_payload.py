@@ -81,7 +81,7 @@ def contrast_digest(view: AttentionContrast) -> str:
 
     An answer about other tokens, another picture or another head is not taken; the candidates may change.
     """
-    meaning = repr((input_digest(view.tokens), view.grid, view.prefix, view.rows, view.title))
+    meaning = repr((input_digest(view.tokens), view.grid, view.prefix, view.rows, view.title, view.source))
     digest = hashlib.blake2b(meaning.encode("utf-8", "backslashreplace"), digest_size=8)
     if view.picture is not None:
         digest.update(np.ascontiguousarray(view.picture).tobytes())

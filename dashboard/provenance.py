@@ -184,7 +184,7 @@ def adversarial_provenance(
         settings |= {"ε": figure.epsilon}
         told = figure.notes if isinstance(figure, CheckedSet) else (*figure.verdict, figure.held)
     if isinstance(figure, AttentionContrast):
-        exact = any(name == "farthest" for name in figure.names)
+        exact = figure.decoder is not None and len(figure.labels) == 2
         search = "exact" if exact else choices.search
         settings |= {"search": search, "shown": figure.names[figure.shown], "rows": figure.rows}
     return provenance(

@@ -6,7 +6,7 @@ largest weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ BATCH_WEIGHTS = 2_000_000
 """Weights of all permutations that are held at a time."""
 
 TOLD = 8
-"""Permutations of a transformer between two reports of progress."""
+"""Permutations that are drawn together; of a transformer a report of progress follows each group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,29 +62,59 @@ def permutations(
     """
     if count < 1:
         raise ValueError(f"permutations: count must be at least 1 but is {count}.")
-    places = random_places(rows.inside, count, seed) if index is None else index
     said, observed = rows.said(), rows.observed[:, None]
-    step = max(1, BATCH_WEIGHTS // max(1, rows.observed.numel()))
-    if rows.decoder is None:
-        step = min(step, TOLD)  # each one is a pass
     parts = []
-    for first in range(0, places.shape[1], step):
-        part = places[:, first : first + step]
-        parts.append(rows.answers(torch.gather(observed.expand(part.shape), -1, part)))
+    for first, places in _parts(rows, count, seed, index):
+        parts.append(rows.answers(torch.gather(observed.expand(places.shape), -1, places)))
         if progress is not None:
-            progress(min(1.0, (first + step) / places.shape[1]))
+            total = count if index is None else index.shape[1]
+            progress((first + places.shape[1]) / total)
     answers = torch.cat(parts, dim=1)
     change = rows.change(answers, said)
-    middle = change.argsort(dim=-1)[:, (change.shape[1] - 1) // 2]
-    chosen = places[torch.arange(len(places)), middle]  # (B, R, n)
+    middle = change.argsort(dim=-1)[:, (change.shape[1] - 1) // 2].tolist()
+    chosen = torch.stack(
+        [
+            _one(rows.inside[item], place, seed) if index is None else index[item, place]
+            for item, place in enumerate(middle)
+        ]
+    )  # (B, R, n)
     return Permutations(
         change, answers, rows.observed.max(-1).values.mean(-1), torch.gather(rows.observed, -1, chosen)
     )
 
 
 def random_places(inside: Tensor, count: int, seed: int) -> Tensor:
-    """(B, S, R, n) random permutations of the places ``inside`` (B, R, n); the others stay."""
+    """(B, S, R, n) random permutations of the places ``inside`` (B, R, n); the others stay.
+
+    Those of an input are the same alone and among others, however long the batch is.
+    """
+    return torch.cat([_drawn(inside, group, seed) for group in range(-(-count // TOLD))], dim=1)[:, :count]
+
+
+def _parts(rows: FreeRows, count: int, seed: int, index: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+    """(first, places) of some permutations at a time: a group where each one is a pass, else as many as fit."""
+    most = max(1, BATCH_WEIGHTS // max(1, rows.observed.numel()))
+    if index is not None or rows.decoder is not None:
+        places = random_places(rows.inside, count, seed) if index is None else index
+        step = most if rows.decoder is not None else TOLD
+        yield from ((first, places[:, first : first + step]) for first in range(0, places.shape[1], step))
+        return
+    for first in range(0, count, TOLD):
+        yield first, _drawn(rows.inside, first // TOLD, seed)[:, : count - first]
+
+
+def _one(inside: Tensor, place: int, seed: int) -> Tensor:
+    """(R, n) one permutation of one input."""
+    return _drawn(inside[None], place // TOLD, seed)[0, place % TOLD]
+
+
+def _drawn(inside: Tensor, group: int, seed: int) -> Tensor:
+    """(B, TOLD, R, n) one group of permutations."""
     batch, rows, size = inside.shape
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.rand(batch, count, rows, size, generator=generator).to(inside.device)
+    noise = torch.zeros(batch, TOLD, rows, size)
+    lengths = (inside.any(1) * torch.arange(1, size + 1, device=inside.device)).amax(-1).tolist()
+    for item, length in enumerate(lengths):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + group)
+        noise[item, ..., :length] = torch.rand(TOLD, rows, length, generator=generator)
+    noise = noise.to(inside.device)
     return shuffled_places(noise, inside[:, None].expand(noise.shape))

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Others = Literal["respond", "fixed"]
 """What becomes of the attention that is not replaced: computed anew from the changed states, or held as it was."""
 
-MOST_WEIGHTS = 4_000_000
-"""Weights of one candidate."""
+MOST_WEIGHTS = 1_000_000
+"""Weights of one candidate; a search holds a dozen times as many of each."""
 
 ROW_SUM = 1e-3
 """How far the weights of a row may be from a sum of 1."""
@@ -98,7 +98,7 @@ class FreeRows:
 
     def uniform(self) -> Tensor:
         """(B, 1, R, n): weights alike on all positions."""
-        return _uniform(self.inside).to(self.observed)[:, None]
+        return _uniform(self.inside.to(self.observed))[:, None]
 
 
 def _uniform(inside: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ def transformer_rows(
             outputs = graph_outputs(model, inputs.tensors, kept)
         return measure.read(outputs)
 
-    two = torch.stack([observed, _uniform(inside).to(observed)])
+    two = torch.stack([observed, _uniform(inside.to(observed))])
     run = branched if branch is not None and _alike(branched, plain, two) else plain
 
     def answer(weights: Tensor) -> Tensor:

@@ -66,6 +66,10 @@ def show(board: Board, choices: AdversarialChoices) -> AttentionContrast | None:
     checks = _checks(board, choices, rows, what)
     candidates = _candidates(board, choices, checks, key)
     view = _record(board, choices, checks, candidates)
+    if rows.measure.kind == "embedding" and traced.model.task == "masked-lm":
+        note(
+            "Without a mask in the text its embedding is compared; put the mask token in to compare the word there."
+        )
     with view_place:
         evidence_tools.progress(page, checks.jobs, of="adversarial")
         _draw(board, view, key)
@@ -168,6 +172,7 @@ def _record(
         verdict=_verdict(board, choices, checks, found),
         held=rows.held,
         direction=board.direction,
+        source=board.traced.key,
         permuted=None if checks.permuted is None else checks.permuted.change[0].float().cpu().numpy(),
     )
 

@@ -77,7 +77,7 @@ def show(board: Board, choices: AdversarialChoices) -> CheckedSet | None:
         board, choices, found, material.title, (*told, *_partly(len(found), material.count), *material.notes)
     )
     _charts(page, view)
-    _table(page, view)
+    _table(page, view, decoded=traced.model.is_encoder_decoder)
     notes(view.notes)
     return view
 
@@ -157,8 +157,12 @@ def _charts(page: str, view: CheckedSet) -> None:
                 )
 
 
-def _table(page: str, view: CheckedSet) -> None:
-    """The texts, one of which can be opened."""
+def _table(page: str, view: CheckedSet, *, decoded: bool) -> None:
+    """The texts, one of which can be opened.
+
+    Args:
+        decoded: the model's decoder reads the text too.
+    """
     key = f"{page}_adversarial_table"
     columns: dict[str, Any] = {
         "text": list(view.names)[:TABLE_ROWS],
@@ -186,12 +190,12 @@ def _table(page: str, view: CheckedSet) -> None:
     if chosen:
         help = "Shows its candidates, in the part for one input"
         if st.button("Open this text", key=f"{page}_adversarial_open", help=help):
-            _open(view.names[chosen[0]])
+            _open(view.names[chosen[0]], decoded=decoded)
             st.rerun()  # all of the page: the sidebar shows the text too
     if len(view.names) > TABLE_ROWS:
         note(f"The table shows the first {TABLE_ROWS} texts; files hold all {len(view.names):,}.")
 
 
-def _open(text: str) -> None:
-    choose("text", input=TextInput(text))
+def _open(text: str, *, decoded: bool) -> None:
+    choose("text", input=TextInput(text, text if decoded else None))
     choose_adversarial("text", show="one")

@@ -254,3 +254,20 @@ def test_rows_that_do_not_sum_to_1_are_refused() -> None:
         weighted_sum_rows(
             half, torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, 4, 2).double(), labels=("a", "b")
         )
+
+
+def test_an_input_is_permuted_alike_alone_and_among_longer_ones() -> None:
+    together = made([3, 9, 5], seed=6)
+    found = permutations(together, count=20, seed=2)
+    for item, length in enumerate((3, 9, 5)):
+        observed, inside = (
+            together.observed[item : item + 1, 0, :length],
+            together.inside[item : item + 1, 0, :length],
+        )
+        assert together.decoder is not None
+        decoder = together.decoder[item : item + 1, :length]
+        alone = permutations(
+            weighted_sum_rows(observed, inside, decoder, labels=("a", "b")), count=20, seed=2
+        )
+        assert_close(alone.change[0], found.change[item], rtol=0.0, atol=1e-12)
+        assert_close(alone.typical[0, 0], found.typical[item, 0, :length])

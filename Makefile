@@ -41,7 +41,7 @@ start:
 test: export ATTNSCOPE_WHEELS ?= .attnscope/wheels
 test: environment-dev bundled wheel browser
 	"$(VENV_PYTHON)" -m pytest -n 2 --dist loadfile -m "not browser" $(PYTEST) || [ $$? -eq 5 ]
-	"$(VENV_PYTHON)" -m pytest -m browser $(PYTEST) || [ $$? -eq 5 ]
+	"$(VENV_PYTHON)" -m pytest -n 2 --dist loadfile -m browser $(PYTEST) || [ $$? -eq 5 ]
 
 test-fast: environment-dev bundled
 	"$(VENV_PYTHON)" -m pytest -m "not slow and not browser" $(PYTEST)

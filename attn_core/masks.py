@@ -64,7 +64,7 @@ class MaskRule:
         row, column = rows[:, None], columns[None, :]
         parts: list[Tensor] = []
         if self.causal or self.window is not None:
-            band = _banded(row + (keys - queries), column, causal=self.causal, window=self.window)
+            band = banded(row + (keys - queries), column, causal=self.causal, window=self.window)
             parts.append(band[None, None])
         if self.key_valid is not None:
             parts.append(self.key_valid[:, None, None, columns])
@@ -76,6 +76,18 @@ class MaskRule:
         for part in parts[1:]:
             result = result & part
         return result
+
+    def __and__(self, other: MaskRule) -> MaskRule:
+        """Pairs that both rules allow."""
+        from attn_core.mask_rules import combined_and  # here, since that file is built on this one
+
+        return combined_and(self, other)
+
+    def __or__(self, other: MaskRule) -> MaskRule:
+        """Pairs that one of the rules allows."""
+        from attn_core.mask_rules import combined_or  # here, since that file is built on this one
+
+        return combined_or(self, other)
 
     def _predicate_block(self, row: Tensor, column: Tensor) -> Tensor:
         assert self.predicate is not None
@@ -89,7 +101,10 @@ class MaskRule:
 
         Used to cut padding out: positions are renumbered, permissions stay those of the original pairs.
         """
-        key_valid = None if self.key_valid is None else self.key_valid[item : item + 1, columns]
+        key_valid = None
+        if self.key_valid is not None:
+            place = 0 if len(self.key_valid) == 1 else item  # one row serves the whole batch
+            key_valid = self.key_valid[place : place + 1, columns]
         if key_valid is not None and bool(key_valid.all()):
             key_valid = None
         local = MaskRule(causal=self.causal, window=self.window)
@@ -99,7 +114,7 @@ class MaskRule:
 
         def original(items: Tensor, heads: Tensor, row: Tensor, column: Tensor) -> Tensor:
             row, column = rows[row], columns[column]  # back to the positions before the cut
-            result = _banded(row + shift, column, causal=self.causal, window=self.window)
+            result = banded(row + shift, column, causal=self.causal, window=self.window)
             if self.predicate is not None:
                 result = result & self.predicate(torch.full_like(items, item), heads, row, column)
             return result
@@ -107,7 +122,7 @@ class MaskRule:
         return MaskRule(key_valid=key_valid, predicate=original)
 
 
-def _banded(diagonal: Tensor, column: Tensor, *, causal: bool, window: int | None) -> Tensor:
+def banded(diagonal: Tensor, column: Tensor, *, causal: bool, window: int | None) -> Tensor:
     """Causal and window parts for keys ``column`` and queries that sit at key position ``diagonal``."""
     result = column <= diagonal if causal else torch.ones_like(column <= diagonal)
     if window is None:

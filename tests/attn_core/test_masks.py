@@ -71,3 +71,14 @@ def test_bad_rules_are_refused() -> None:
         MaskRule(window=0)
     with pytest.raises(ValueError, match=r"key_valid must be a bool tensor \(B, K\)"):
         MaskRule(key_valid=torch.ones(1, 3))
+
+
+def test_padding_of_the_whole_batch_is_that_of_each_item() -> None:
+    rule = MaskRule(causal=True, key_valid=torch.tensor([[True, True, False, True]]))
+    places = torch.arange(4)
+    for item in (0, 1, 5):
+        cut = rule.select(item, places, places, queries=4, keys=4)
+        found, whole = (each.allowed(places, places, queries=4, keys=4) for each in (cut, rule))
+        assert found is not None
+        assert whole is not None
+        assert torch.equal(found, whole)

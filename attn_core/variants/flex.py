@@ -32,6 +32,7 @@ from attn_core.functional import (
 )
 from attn_core.mask_rules import causal_rule, document_rule, pairs_allowed, prefix_rule, window_rule
 from attn_core.masks import MaskRule, Predicate
+from attn_core.positions import alibi_slopes
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """(score, batch, head, query, key) -> score; indices are integer tensors that broadcast to the score."""
@@ -150,29 +151,12 @@ def soft_cap(cap: float) -> ScoreMod:
     return bent
 
 
-def alibi_slopes(heads: int) -> Tensor:
-    """(H,) slopes of ALiBi, 2^(−8 i / H) for head i = 1 ... H (Press et al. 2022, section 3).
-
-    Where H is no power of two, the authors' program takes the slopes of the power below and every second one of the
-    power above, from the first on.
-
-    Raises:
-        ValueError: if ``heads`` is below 1.
-    """
-    if heads < 1:
-        raise ValueError(f"alibi_slopes: heads must be at least 1 but is {heads}; pass a positive integer.")
-    below = 2 ** (heads.bit_length() - 1)
-    exponents = [8 * i / below for i in range(1, below + 1)]
-    exponents += [4 * i / below for i in range(1, 2 * (heads - below), 2)]
-    return 2.0 ** -torch.tensor(exponents, dtype=torch.float64)
-
-
 def alibi(heads: int, *, shift: int = 0) -> ScoreMod:
     """Attention with linear biases: −slope · distance for each head (Press et al. 2022, section 3).
 
     Without a causal mask the distance counts to both sides alike.
     """
-    slopes = alibi_slopes(heads)
+    slopes = alibi_slopes(heads, dtype=torch.float64)
 
     def with_distance(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score - slopes.to(score)[head] * (query + shift - key).abs()

@@ -238,7 +238,9 @@ def test_heads_can_be_switched_in_a_page(watched_page, tmp_path):
     root.wait_for()
     page.get_by_role("button", name="Head 1", exact=True).click()
     expected = len(visible_lines(head_view(active=(0, 2))).weights)
-    root.and_(page.locator(f"[data-drawn='{expected}']")).wait_for()  # the page's policy lets no string be run
+    root.and_(
+        page.locator(f"[data-drawn='{expected}']")
+    ).wait_for()  # the page's policy lets no string be run
     assert expected < len(visible_lines(view).weights)
     assert is_clean(watched_page)
 

@@ -374,7 +374,7 @@ def test_checks_over_texts_of_ones_own_and_one_that_is_opened():
 def _open() -> None:
     from dashboard.views import adversarial_set
 
-    adversarial_set._open("An awful waste of time.")
+    adversarial_set._open("An awful waste of time.", decoded=False)
 
 
 def test_the_sample_corpus_is_checked_and_epsilon_is_of_the_set():

@@ -185,7 +185,7 @@ def replaced_context(call: AttentionCall, context: Tensor, edit: HeadEdit) -> Te
         share = per_head(new.heads, call, context)
         if new.queries is not None:
             places = _places(new.queries, call)
-            runs = [_applied(call, new.weights, rows) for rows in _runs(new.queries)]
+            runs = [_applied(call, new.weights, rows) for rows in runs_of(new.queries)]
             other = torch.cat(runs, dim=2)  # (B, H, r, E)
             mixed = (1 - share) * context[:, :, places] + share * other
             context = context.index_copy(2, places, mixed)
@@ -224,7 +224,7 @@ def edited_map(call: AttentionCall, edit: HeadEdit, *, budget: int = MEMORY_BUDG
             weights = call.own_weights(rows)
             for new in edit.replaced:
                 share = per_head(new.heads, call, weights)
-                for part in [rows] if new.queries is None else _runs(new.queries, rows):
+                for part in [rows] if new.queries is None else runs_of(new.queries, rows):
                     inner = slice(part.start - rows.start, part.stop - rows.start)
                     other = new.weights(call, part).to(weights)
                     weights[:, :, inner] = (1 - share) * weights[:, :, inner] + share * other
@@ -296,8 +296,8 @@ def _places(queries: tuple[int, ...], call: AttentionCall) -> Tensor:
     return torch.tensor(queries, device=call.query.device)
 
 
-def _runs(queries: tuple[int, ...], within: slice | None = None) -> list[slice]:
-    """Consecutive queries as slices of the layer's queries, those inside a slice alone."""
+def runs_of(queries: tuple[int, ...], within: slice | None = None) -> list[slice]:
+    """Ascending places as slices of consecutive ones; those inside a slice alone where one is given."""
     kept = [query for query in queries if within is None or within.start <= query < within.stop]
     starts = [query for before, query in zip([None, *kept], kept, strict=False) if query - 1 != before]
     stops = [query + 1 for query, after in zip(kept, [*kept[1:], None], strict=True) if query + 1 != after]

@@ -55,7 +55,7 @@ class Agreement:
 
 def kendall(a: Tensor, b: Tensor, inside: Tensor) -> Agreement:
     """τ-b of two importances (B, n) over the positions inside (B, n)."""
-    pairs = [_tau(x[kept], y[kept]) for x, y, kept in zip(a, b, inside, strict=True)]
+    pairs = [_tau(x[kept], y[kept]) for x, y, kept in zip(a.cpu(), b.cpu(), inside.cpu(), strict=True)]
     found = torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2)
     return Agreement(found[:, 0], found[:, 1])
 
@@ -63,7 +63,7 @@ def kendall(a: Tensor, b: Tensor, inside: Tensor) -> Agreement:
 def _tau(x: Tensor, y: Tensor) -> tuple[float, float]:
     if len(x) < 2:
         return np.nan, np.nan
-    found = kendalltau(x.cpu().double().numpy(), y.cpu().double().numpy())
+    found = kendalltau(x.double().numpy(), y.double().numpy())
     return float(found.statistic), float(found.pvalue)
 
 
@@ -83,6 +83,7 @@ def gradient_importance(
         through_attention: let the gradient flow through the weights too. The paper cuts the graph there: the weights
             are held while the words change.
     """
+    batch = batch.beside(module)
     with torch.enable_grad():
         words = module.embedding(batch.tokens).detach().requires_grad_()
         hidden = module.encode(words, batch.valid)
@@ -108,6 +109,7 @@ def leave_one_out(
         items: texts of a batch.
     """
     found = torch.zeros(batch.tokens.shape, dtype=module.output.weight.dtype)
+    batch = TextBatch(batch.tokens.cpu(), batch.inside.cpu())
     places, texts, insides = [], [], []
     for row, place in batch.inside.nonzero().tolist():
         length = int(batch.valid[row].sum())
@@ -130,8 +132,10 @@ def leave_one_out(
 
 @torch.no_grad()
 def _shares(module: AttentionClassifier, batch: TextBatch, temperature: float) -> Tensor:
+    """(B, C) answers, on the CPU."""
+    batch = batch.beside(module)
     hidden = module.encode(module.embedding(batch.tokens), batch.valid)
-    return (module.classify(hidden, module.attend(hidden, batch.inside)) / temperature).softmax(-1)
+    return (module.classify(hidden, module.attend(hidden, batch.inside)) / temperature).softmax(-1).cpu()
 
 
 # Any model -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from analysis.evidence.perturbation import batch_items, repeated
 from analysis.hf.attention import Kind
 from analysis.hf.branching import branching, find_branch
 from analysis.hf.editing import LayerKey, attention_calls, editing_layers
-from attn_core.edits import AttentionCall, HeadEdit, combined
+from attn_core.edits import AttentionCall, HeadEdit, combined, runs_of
 from attn_core.errors import MemoryBudgetError, UnsupportedModelError
 from attn_core.maps import FactoredMap
 from attn_core.models.classifier import AttentionClassifier
@@ -125,6 +125,11 @@ class TextBatch:
         """(B, n) bool: no padding."""
         return self.tokens != 0
 
+    def beside(self, module: AttentionClassifier) -> TextBatch:
+        """The batch on the classifier's device."""
+        device = module.output.weight.device
+        return TextBatch(self.tokens.to(device), self.inside.to(device))
+
 
 def text_batch(texts: Sequence[Sequence[int]]) -> TextBatch:
     """A batch of texts given by their word indices.
@@ -151,6 +156,7 @@ def classifier_rows(
     Args:
         temperature: 1 for the papers' protocol; the model's own for the probabilities that are shown.
     """
+    batch = batch.beside(module)
     with torch.no_grad():
         hidden = module.encode(module.embedding(batch.tokens), batch.valid)
         observed = module.attend(hidden, batch.inside)
@@ -352,20 +358,24 @@ def _own_rows(
             own.query, own.key, own.key, own.scale, own.rule, own.bias
         )  # asked for its mask alone
         whole, chosen = slice(0, own.keys), list(heads)
-        rows = [slice(query, query + 1) for query in queries]
-        every = torch.cat([own.block(None, row, whole) for row in rows], dim=1)  # (H, r, n)
-        allowed = [call.allowed(row) for row in rows]
-        free = [
-            torch.ones(1, own.heads, 1, own.keys)
-            if found is None
-            else found.expand(1, own.heads, 1, own.keys)
-            for found in allowed
-        ]
+        runs = runs_of(queries)
+        every = torch.cat([own.block(None, run, whole) for run in runs], dim=1)  # (H, r, n)
+        free = torch.cat([_free(call, run) for run in runs], dim=1)
         observed.append(every[chosen].flatten(0, 1))
         neighbours.append(every.roll(-1, 0)[chosen].flatten(0, 1))
-        inside.append(torch.cat(free, dim=2)[0, chosen].flatten(0, 1).bool())
+        inside.append(free[chosen].flatten(0, 1))
     single = any(maps[layer].heads == 1 for layer in place.heads)
     return torch.cat(observed), torch.cat(inside), None if single else torch.cat(neighbours)
+
+
+def _free(call: AttentionCall, rows: slice) -> Tensor:
+    """(H, r, n) bool: which keys a mask allows some queries of the one item."""
+    _, heads, _, keys = call.shape
+    shape = (1, heads, rows.stop - rows.start, keys)
+    allowed = call.allowed(rows)
+    if allowed is None:
+        return torch.ones(shape[1:], dtype=torch.bool, device=call.query.device)
+    return allowed.expand(shape)[0]
 
 
 def _check_place(place: Place, maps: Sequence[FactoredMap]) -> None:

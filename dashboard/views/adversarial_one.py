@@ -293,7 +293,7 @@ def _beside(board: Board, choices: AdversarialChoices, checks: Checks) -> None:
             )
             st.plotly_chart(
                 check_charts.permutations_of_one_chart(
-                    permuted.change[0].float().numpy(), choices.epsilon, name=checks.rows.measure.name
+                    permuted.change[0].float().cpu().numpy(), choices.epsilon, name=checks.rows.measure.name
                 ),
                 key=f"{board.page}_adversarial_permutations",
                 theme=None,

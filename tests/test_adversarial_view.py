@@ -136,7 +136,9 @@ def test_candidates_and_verdict_of_a_text():
     same = {entry["name"]: entry["same"] for entry in header["candidates"]}
     assert same["observed"]
     assert same["farthest"]
-    assert header["verdict"][0].startswith("Attention as different as can be gives the same answer (JSD 0.")
+    assert header["verdict"][0].startswith(
+        "Attention about as different as can be gives the same answer (JSD 0."
+    )
     assert header["verdict"][-1].startswith("It does not show that a model could have learnt such attention")
     model = cached.shared_model("recurrent-sentiment", None).model
     traced = cached.traced_text("recurrent-sentiment", None, TEXT, None)

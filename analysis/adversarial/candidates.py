@@ -11,8 +11,9 @@ from torch import Tensor
 from analysis.adversarial.permutation import Permutations
 from analysis.adversarial.rows import FreeRows
 from analysis.adversarial.search import Adversaries
+from analysis.visible_contrast import BY_HAND
 
-OBSERVED, UNIFORM, PERMUTED, BY_HAND = "observed", "uniform", "permuted", "by hand"
+OBSERVED, UNIFORM, PERMUTED = "observed", "uniform", "permuted"
 
 LEAST = 1e-12
 """Weight that a reader must leave on the positions that a mask allows."""

@@ -71,7 +71,7 @@ def _search(found: Findings) -> list[str]:
     allowed = f"{found.change_name} at most {found.epsilon:g}"
     numbers = f"(JSD {found.farthest:.3f} of at most {found.bound:.3f}, {allowed})"
     if share >= AS_FAR_AS_CAN_BE:
-        lead = f"Attention as different as can be gives the same answer {numbers}."
+        lead = f"Attention about as different as can be gives the same answer {numbers}."
     elif share >= QUITE_OTHER:
         lead = f"Quite different attention gives the same answer {numbers}."
     elif found.farthest > 0:

@@ -11,6 +11,7 @@ import streamlit as st
 
 from analysis.figure_data import AttentionContrast, Floats
 from analysis.visible import visible_text
+from analysis.visible_contrast import BY_HAND
 from dashboard import adversarial_cache, cached, check_charts, figures
 from dashboard.adversarial_choices import AdversarialChoices
 from dashboard.components.contrast_views import attention_contrast, contrast_state
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from analysis.adversarial.rows import FreeRows
     from analysis.adversarial.search import Adversaries
 
-BY_HAND = "by hand"
 MOST_LABELS = 40
 """Numbers of an answer that are told of a model with very many, such as a vocabulary."""
 
@@ -141,8 +141,6 @@ def _record(
     labels, outputs = _answers(board, rows, found)
     names = list(found.names)
     shown = names.index(choices.candidate) if choices.candidate in names else min(1, len(names) - 1)
-    if BY_HAND in names and choices.candidate == BY_HAND:
-        shown = names.index(BY_HAND)
     weights = found.weights.mean(1).float().cpu().numpy()
     if BY_HAND in names and choices.weights is not None:
         weights[names.index(BY_HAND)] = choices.weights  # as set: a row that sees less has them in proportion

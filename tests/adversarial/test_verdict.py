@@ -24,8 +24,8 @@ def told(**changes: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("farthest", "lead"),
     [
-        (0.6, "Attention as different as can be gives the same answer"),
-        (0.54, "Attention as different as can be gives the same answer"),
+        (0.6, "Attention about as different as can be gives the same answer"),
+        (0.54, "Attention about as different as can be gives the same answer"),
         (0.539, "Quite different attention gives the same answer"),
         (0.3, "Quite different attention gives the same answer"),
         (0.299, "The answer holds this attention rather fast: other weights that keep it stay near"),

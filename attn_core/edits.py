@@ -94,6 +94,26 @@ class AttentionCall:
         return self.rule.allowed(row[rows], column, queries=queries, keys=keys)
 
 
+@dataclass(frozen=True, eq=False)
+class WeightedCall(AttentionCall):
+    """What a layer handed to ``attn_core.seam.weighted_values``: weights that are no softmax of query · key.
+
+    Attributes:
+        weights: (B, H, Q, K); query and key stand for nothing but their sizes.
+    """
+
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @staticmethod
+    def of(weights: Tensor, value: Tensor, rule: MaskRule) -> WeightedCall:
+        """The call of these weights (B, H, Q, K), at least float32, and values (B, G, K, E)."""
+        key = weights.new_empty(value.shape[0], value.shape[1], weights.shape[3], 0)
+        return WeightedCall(weights[..., :0], key, value, 1.0, rule, weights=weights)
+
+    def own_weights(self, rows: slice) -> Tensor:
+        return self.weights[:, :, rows].clone()  # who asks may write into it
+
+
 RowWeights = Callable[[AttentionCall, slice], Tensor]
 """(call, rows) → weights of these queries, which broadcast to (B, H, r, K). Gradients go through them."""
 

@@ -1,8 +1,7 @@
 """Attention layers with parameters of their own: additive, Luong's and multi-head attention.
 
 They take and give hidden states (B, N, M). Whatever is a softmax of query · key goes through
-``attn_core.seam.model_attention`` and can be recorded and edited; other weights are recorded as they are
-(``record_map``), and an edit leaves them alone.
+``attn_core.seam.model_attention``, other weights through ``weighted_values``: all can be recorded and edited.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from torch import Tensor, nn
 from attn_core.bias import Bias
 from attn_core.checks import check_ndim
 from attn_core.functional import at_least_float32, masked_softmax
-from attn_core.maps import DenseMap
 from attn_core.masks import MaskRule
 from attn_core.positions import alibi_bias, rotary
 from attn_core.scores import additive_scores, concat_scores, dot_scores
-from attn_core.seam import model_attention, record_map
+from attn_core.seam import model_attention, weighted_values
 
 Scoring = Literal["dot", "general", "concat"]
 Alignment = Literal["global", "local-m", "local-p"]
@@ -394,7 +392,7 @@ def _check_states(hidden: Tensor, source: Tensor, key_valid: Tensor | None, func
 def _dense_context(
     module: nn.Module, scores: Tensor, source: Tensor, rule: MaskRule, *, factor: Tensor | None = None
 ) -> Tensor:
-    """(B, Q, E): states weighted by softmax(scores) · factor; the weights are recorded.
+    """(B, Q, E): states weighted by softmax(scores) · factor.
 
     Args:
         scores: (B, 1, Q, K).
@@ -407,5 +405,4 @@ def _dense_context(
         at_least_float32(scores), rule.allowed(rows, columns, queries=queries, keys=keys)
     )
     weights = weights if factor is None else weights * factor
-    record_map(module, DenseMap(stored=weights.detach(), key_valid=rule.key_valid))
-    return (weights.to(source.dtype) @ source[:, None])[:, 0]
+    return weighted_values(module, weights, source[:, None], rule=rule)[:, 0]

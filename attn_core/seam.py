@@ -11,15 +11,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
 from attn_core.bias import Bias, RelativeBias, TableBias
-from attn_core.edits import AttentionCall, HeadEdit, edited_map, gated, replaced_context
+from attn_core.edits import AttentionCall, HeadEdit, WeightedCall, edited_map, gated, replaced_context
 from attn_core.flash import flash_attention
-from attn_core.functional import resolve_scale
-from attn_core.maps import AttentionMap, FactoredMap
+from attn_core.functional import repeat_groups, resolve_scale
+from attn_core.maps import AttentionMap, DenseMap, FactoredMap
 from attn_core.masks import MaskRule
 
 
@@ -178,6 +178,41 @@ def model_attention(
     if record is not None:
         found = edited_map(call, edit) if edit.replaced else _factored(call, output.lse, record)
         kept = (value.detach(), context) if record.graph else (None, None)
+        record.calls.append(Recorded(module, found, *kept))
+    return gated(call, context, edit)
+
+
+def weighted_values(
+    module: nn.Module, weights: Tensor, value: Tensor, *, rule: MaskRule | None = None
+) -> Tensor:
+    """The rest of a layer whose weights are no softmax of query · key: additive attention, a Gaussian window.
+
+    Recorded and edited as in ``model_attention``; the weights are kept as they are.
+
+    Args:
+        module: the layer that calls.
+        weights: (B, H, Q, K), at least float32, 0 where the rule forbids.
+        value: (B, G, K, E), G divides H.
+        rule: that the weights follow; None = all pairs may attend.
+    Returns:
+        context (B, H, Q, E) in value's dtype.
+    Raises:
+        ValueError: if the open edit is not for this layer's heads and batch.
+        MemoryBudgetError: if a recording is open and the edited weights do not fit.
+    """
+    call = WeightedCall.of(weights, value, rule or MaskRule())
+    asked = _editing.get()
+    edit = (None if asked is None else asked(module)) or HeadEdit()
+    context = weights.to(value.dtype) @ repeat_groups(value, weights.shape[1])
+    context = replaced_context(call, context, edit)
+    record = _recording.get()
+    if record is not None:
+        valid = call.rule.key_valid
+        if edit.replaced:  # rows are a decoder's, whose padding the rule does not tell
+            found: AttentionMap = replace(edited_map(call, edit), row_valid=None)
+        else:
+            found = DenseMap(stored=weights.detach(), key_valid=valid, groups=value.shape[1])
+        kept = (value.detach(), context, weights) if record.graph else ()
         record.calls.append(Recorded(module, found, *kept))
     return gated(call, context, edit)
 

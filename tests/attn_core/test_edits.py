@@ -15,9 +15,11 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_core import (
+    AdditiveAttention,
     DenseMap,
     FactoredMap,
     HeadEdit,
+    LuongAttention,
     MaskRule,
     MemoryBudgetError,
     attention,
@@ -27,6 +29,7 @@ from attn_core import (
     gate,
     model_attention,
     recording,
+    replacements,
     uniform,
 )
 from attn_core.edits import AttentionCall, EditedMap, Replacement, edited_map, gated, replaced_context
@@ -481,3 +484,62 @@ def test_tensors_that_were_given_are_not_written_into() -> None:
     edited_map(call, uniform(share))
     assert [tensor._version for tensor in given_tensors] == before
     assert context._version == version
+
+
+# Layers whose weights are no softmax of query · key -------------------------------------------------------------
+
+
+def scored_layers() -> dict[str, nn.Module]:
+    torch.manual_seed(3)
+    return {
+        "additive": AdditiveAttention(4, 5, 6),
+        "concat": LuongAttention(4, 5, scoring="concat"),
+        "local-p": LuongAttention(4, 5, scoring="general", alignment="local-p", half_window=2),
+    }
+
+
+@pytest.mark.parametrize("name", ["additive", "concat", "local-p"])
+def test_an_edit_reaches_layers_that_score_in_another_way(name):
+    layer = scored_layers()[name].double()
+    query, source = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 7, 5, dtype=torch.float64)
+    valid = torch.ones(2, 7, dtype=torch.bool)
+    valid[1, 5:] = False
+    half = combined(uniform(torch.tensor([[1.0], [0.25]])), gate(torch.tensor([[1.0], [3.0]])))
+    with recording() as record:
+        plain = layer(query, source, key_valid=valid)
+    with recording(graph=True) as edited, editing(lambda module: half if module is layer else None):
+        found = layer(query, source, key_valid=valid)
+    own = record.calls[0].map.weights()  # (2, 1, 3, 7)
+    assert_close((own @ source[:, None])[:, 0], plain)
+    allowed = valid[:, None, None].double().expand_as(own)
+    if name == "local-p":  # uniform over the window around each predicted place
+        centre = layer.predicted_centre(query, 7, valid)[:, None, :, None]
+        allowed = allowed * ((torch.arange(7) - centre).abs() <= 2)
+    even = allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
+    share, factor = torch.tensor([1.0, 0.25])[:, None, None, None], torch.tensor([1.0, 3.0])[:, None, None]
+    weights = (1 - share) * own + share * even
+    assert_close(edited.calls[0].map.weights(), weights)
+    assert_close(found, factor * (weights @ source[:, None])[:, 0])
+    assert_close(edited.calls[0].context[:, 0] * factor, found)
+    item = edited.calls[0].map.item(1)
+    assert_close(item.weights()[0, 0], weights[1, 0, :, :5])  # the padded words are cut, no row is
+
+
+def test_given_weights_take_the_place_of_additive_ones():
+    layer = scored_layers()["additive"]
+    query, source = torch.randn(1, 2, 4), torch.randn(1, 3, 5)
+    first = torch.zeros(1, 1, 2, 3)
+    first[..., 0] = 1.0
+    with editing(lambda _: replacements.given(torch.ones(1, 1), first)):
+        context = layer(query, source)
+    assert_close(context, source[:, :1].expand(1, 2, 5))
+
+
+def test_gradients_reach_the_weights_of_additive_attention():
+    layer = scored_layers()["additive"]
+    query, source = torch.randn(1, 2, 4), torch.randn(1, 3, 5)
+    with recording(graph=True) as record:
+        total = layer(query, source)[..., 0].sum()
+    (call,) = record.calls
+    (gradient,) = torch.autograd.grad(total, call.weights)
+    assert_close(gradient[0, 0], source[0, :, 0].expand(2, 3))

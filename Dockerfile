@@ -19,6 +19,7 @@ COPY attn_core attn_core
 COPY analysis analysis
 COPY dashboard dashboard
 COPY models models
+COPY docs/mechanisms docs/mechanisms
 COPY .streamlit .streamlit
 COPY LICENSE README.md ./
 

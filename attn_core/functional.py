@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attn_core.bias import Bias, dense_bias
-from attn_core.checks import check_query_key_value
+from attn_core.checks import check_ndim, check_query_key_value
 from attn_core.masks import MaskRule
 
 
@@ -99,11 +99,54 @@ def masked_softmax(
     """
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -math.inf)
-    lse = torch.logsumexp(scores, dim=-1)  # (B, H, Q)
-    if sinks is not None:
-        lse = torch.logaddexp(lse, sinks[None, :, None].to(lse.dtype))
-    safe = torch.where(torch.isneginf(lse), torch.zeros_like(lse), lse)
-    return torch.exp(scores - safe[..., None]), lse
+    # Not torch.logsumexp: a row of nothing but −∞ has a NaN for a gradient there, and exp(score − lse) is less exact
+    # than a quotient, since rounding the lse misscales the row.
+    row = *scores.shape[:-1], 1
+    top = scores.detach().amax(-1, keepdim=True) if scores.shape[-1] else scores.new_full(row, -math.inf)
+    sink = None if sinks is None else sinks[:, None, None].to(scores.dtype)
+    top = top if sink is None else torch.maximum(top, sink.detach())
+    empty = torch.isneginf(top)
+    level = top.masked_fill(empty, 0.0)
+    powers = (scores - level).exp_()  # (B, H, Q, K)
+    total = powers.sum(-1, keepdim=True)
+    total = total if sink is None else total + (sink - level).exp()
+    total = total.masked_fill(empty, 1.0)
+    return powers / total, (top + total.log()).squeeze(-1)
+
+
+def attend(
+    scores: Tensor, value: Tensor, *, allowed: Tensor | None = None, sinks: Tensor | None = None
+) -> DenseAttentionOutput:
+    """Values weighted by the softmax of any scores: the step that additive and dot-product attention share.
+
+    Args:
+        scores: (B, H, Q, K), such as ``attn_core.scores`` makes them.
+        value: (B, G, K, E); G divides H.
+        allowed: bool, broadcasts to scores; None = all.
+        sinks: (H,) extra score per head without a value.
+    Returns:
+        context (B, H, Q, E) in value's dtype; lse (B, H, Q) and weights (B, H, Q, K), at least float32.
+    Raises:
+        TypeError, ValueError: if shapes do not belong together, or ``allowed`` is not bool.
+    """
+    check_ndim(scores, 4, "attend: scores")
+    check_ndim(value, 4, "attend: value")
+    batch, heads, _, keys = scores.shape
+    if value.shape[2] != keys:
+        raise ValueError(
+            f"attend: value has {value.shape[2]} key positions but scores have {keys}; pass the value that belongs "
+            "to the same keys."
+        )
+    if value.shape[0] != batch or value.shape[1] == 0 or heads % value.shape[1]:
+        raise ValueError(
+            f"attend: value must have scores' batch size {batch} and a divisor of their {heads} heads but has "
+            f"{tuple(value.shape[:2])}; pass the value of the same layer."
+        )
+    if allowed is not None and allowed.dtype != torch.bool:
+        raise TypeError(f"attend: allowed must be bool but is {allowed.dtype}; pass allowed.bool().")
+    weights, lse = masked_softmax(at_least_float32(scores), allowed, sinks=sinks)
+    context = weights.to(value.dtype) @ repeat_groups(value, heads)
+    return DenseAttentionOutput(context=context, lse=lse, weights=weights)
 
 
 def attention(
@@ -134,7 +177,7 @@ def attention(
         TypeError, ValueError: if shapes or dtypes do not belong together.
     """
     check_query_key_value(query, key, value, "attention")
-    heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
+    queries, keys = query.shape[2], key.shape[2]
     scores = attention_scores(
         at_least_float32(query),
         at_least_float32(key),
@@ -146,6 +189,4 @@ def attention(
     if rule is not None:
         rows, columns = (torch.arange(n, device=query.device) for n in (queries, keys))
         allowed = rule.allowed(rows, columns, queries=queries, keys=keys)
-    weights, lse = masked_softmax(scores, allowed, sinks=sinks)
-    context = weights.to(value.dtype) @ repeat_groups(value, heads)
-    return DenseAttentionOutput(context=context, lse=lse, weights=weights)
+    return attend(scores, value, allowed=allowed, sinks=sinks)

@@ -159,7 +159,7 @@ def document_rule(documents: Tensor) -> MaskRule:
 
 
 def block_sparse_rule(layout: Tensor, *, block_size: int) -> MaskRule:
-    """Whole blocks of pairs as a layout says (Child et al. 2019, section 5.4; Zaheer et al. 2020, BigBird, app. D).
+    """Whole blocks of pairs as a layout says (Child et al. 2019, section 5.5; BigBird, Zaheer et al. 2020).
 
     Args:
         layout: (⌈Q / block_size⌉, ⌈K / block_size⌉) bool; a map beyond it is an ``IndexError``.
@@ -178,7 +178,7 @@ def block_sparse_rule(layout: Tensor, *, block_size: int) -> MaskRule:
 
 
 def dilated_rule(window: int, *, dilation: int, causal: bool = True) -> MaskRule:
-    """Sliding window with gaps (Longformer, Beltagy et al. 2020, section 3.1; Child et al. 2019, section 4.2).
+    """Sliding window with gaps (Longformer, Beltagy et al. 2020, section 3.1; Child et al. 2019, section 4.3).
 
     Args:
         window: causal: this many keys including the query's own; else this many on each side, the own one shared.

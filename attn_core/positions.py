@@ -17,7 +17,14 @@ from attn_core.checks import check_ndim
 from attn_core.functional import at_least_float32
 
 
-def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0, interleaved: bool = False) -> Tensor:
+def rotary(
+    x: Tensor,
+    positions: Tensor,
+    *,
+    base: float = 10000.0,
+    interleaved: bool = False,
+    frequencies: Tensor | None = None,
+) -> Tensor:
     """Queries or keys, each pair of channels turned by position · base^(−2i/D): Su et al. 2021, section 3.2.2.
 
     Angles are computed in float32, or in float64 for such an ``x``, as the models that were trained with them do.
@@ -27,6 +34,7 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0, interleaved: 
         positions: (N,), or (B, N) where items of a batch start at different places.
         interleaved: which channels make pair i: 2i and 2i + 1 (the paper, GPT-J), else i and i + D/2 (GPT-NeoX,
             Llama). A model works only with the pairing that it was trained with.
+        frequencies: (D/2,) angle of each pair for one step, instead of base^(−2i/D) (Llama 3 has its own).
     Returns:
         (B, H, N, D) in the dtype of ``x``.
     Raises:
@@ -40,7 +48,15 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0, interleaved: 
             "pass the place of each token."
         )
     wide = at_least_float32(x)
-    angles = _angles(positions, width, base, wide.dtype, "rotary: x")
+    if frequencies is None:
+        angles = _angles(positions, width, base, wide.dtype, "rotary: x")
+    else:
+        if tuple(frequencies.shape) != (width // 2,) or width % 2:
+            raise ValueError(
+                f"rotary: frequencies must be ({width // 2},) for x of width {width} but are "
+                f"{tuple(frequencies.shape)}; pass one for each pair of channels."
+            )
+        angles = positions[..., None].to(wide.dtype) * frequencies.to(wide.dtype)
     angles = angles if positions.ndim == 1 else angles[:, None]  # (N, D/2) or (B, 1, N, D/2)
     cosine, sine = angles.cos(), angles.sin()
     halves = x.shape[:3] + ((width // 2, 2) if interleaved else (2, width // 2))

@@ -1,7 +1,8 @@
 """PyTorch's own fused attention with its log-sum-exp, where it computes the same thing.
 
 The operators that return the log-sum-exp are private to PyTorch, so they are called in this file alone, and
-``tests/test_flash.py`` holds them to the reference: a PyTorch that changes them fails there and not in a figure.
+``tests/attn_core/test_attention.py`` holds them to the reference: a PyTorch that changes them fails there and not in
+a figure.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def fused_attention(
     """
     batch, heads, queries, width = query.shape
     keys = key.shape[2]
-    causal = rule is not None and rule.is_plain_causal and bias is None and queries == keys
+    factor = resolve_scale(scale, width)
+    # Of a causal call the operator scales the −∞ of its own mask, which is NaN for a scale of 0 (PyTorch 2.13).
+    causal = rule is not None and rule.is_plain_causal and bias is None and queries == keys and factor > 0.0
     mask = None if causal else _additive_mask(rule, dense_bias(bias), query, keys)
     context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query,
@@ -59,7 +62,7 @@ def fused_attention(
         dropout_p=0.0,
         is_causal=causal,
         attn_mask=mask,
-        scale=resolve_scale(scale, width),
+        scale=factor,
     )
     if mask is None:
         return AttentionOutput(context=context, lse=lse)

@@ -1,6 +1,6 @@
 """A recurrent text classifier with attention: embedding, BiLSTM, attention over its states, linear.
 
-The model of Jain & Wallace 2019 ("Attention is not Explanation", section 3), with their two similarity functions:
+The model of Jain & Wallace 2019 ("Attention is not Explanation"), with their two similarity functions:
 
 * additive, φ(h) = v · tanh(W h + b) (after Bahdanau et al. 2014), and
 * scaled dot product, φ(h) = h · q / √m with a learned query q (after Vaswani et al. 2017).

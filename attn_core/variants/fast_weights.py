@@ -1,13 +1,13 @@
 """Fast weights: a slow network writes, by outer products, the weight matrix that its own queries then read.
 
-Schmidhuber 1992, "Learning to control fast-weight memories", section 2 (the write is FROM ⊗ TO); Schlag et al. 2021,
-"Linear transformers are secretly fast weight programmers", sections 3.2 (linear attention without its divisor is
-this) and 4.2 (the delta rule). Both rules write what they call a value into the memory W:
+Schmidhuber 1992, "Learning to control fast-weight memories" (the write is the product of two patterns, FROM ⊗ TO);
+Schlag et al. 2021, "Linear transformers are secretly fast weight programmers", sections 3.2 (linear attention without
+its divisor is this) and 4.2 (the delta rule). Both rules write what they call a value into the memory W:
 
     sum    W ← W + β φ(k) vᵀ
     delta  W ← W + β φ(k) (v − Wᵀφ(k))ᵀ      what the key held before is replaced, not added to
 
-Inside a chunk the values that are really written solve a triangular system (Yang et al. 2024, section 3), so one
+Inside a chunk the values that are really written solve a triangular system (Yang et al. 2024, DeltaNet), so one
 chunk is a few matrix products; a chunk of one position is the recurrence, one of all positions the parallel form.
 """
 
@@ -134,7 +134,7 @@ def fast_weight_weights(
 class FastWeightController(nn.Module):
     """The slow network: it makes query, key, value and write strength of each position from its hidden state.
 
-    Schmidhuber 1992 (section 2) with heads and the write strength of Schlag et al. 2021 (section 4.2).
+    Schmidhuber 1992 with heads and the write strength of Schlag et al. 2021 (section 4.2).
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class FastWeightController(nn.Module):
 def _solve(key: Tensor, beta: Tensor, write_rule: WriteRule) -> Tensor:
     """What is written at each position, as a matrix on what is wanted at each: (..., size, size).
 
-    sum: β alone; delta: (I + lower(β K Kᵀ))⁻¹ β (Yang et al. 2024, section 3).
+    sum: β alone; delta: (I + lower(β K Kᵀ))⁻¹ β (Yang et al. 2024).
     """
     if write_rule == "sum":
         return torch.diag_embed(beta.squeeze(-1))

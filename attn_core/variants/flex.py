@@ -25,9 +25,8 @@ from attn_core.functional import (
     AttentionOutput,
     DenseAttentionOutput,
     at_least_float32,
+    attend,
     attention_scores,
-    masked_softmax,
-    repeat_groups,
     resolve_scale,
 )
 from attn_core.mask_rules import causal_rule, document_rule, pairs_allowed, prefix_rule, window_rule
@@ -90,9 +89,7 @@ def flex_reference(
     if score_mod is not None:
         scores = score_mod(scores, *indices)
     allowed = None if mask_mod is None else mask_mod(*indices)
-    weights, lse = masked_softmax(scores, allowed)
-    context = weights.to(value.dtype) @ repeat_groups(value, query.shape[1])
-    return DenseAttentionOutput(context=context, lse=lse, weights=weights)
+    return attend(scores, value, allowed=allowed)
 
 
 def _flex_torch(

@@ -108,7 +108,7 @@ class LinformerAttention(nn.Module):
     """
 
     def __init__(self, max_length: int, rank: int, heads: int, *, sharing: Sharing = "headwise") -> None:
-        """Draw E and F from N(0, 1/R), the random projection of the paper's theorem 2.
+        """Draw E and F from N(0, 1/R), as the random matrix in the proof of the paper's theorem 2.
 
         Args:
             max_length: the most key positions.

@@ -156,7 +156,7 @@ def chunked_lsh_attention(
     query, key = _shared(query_key)
     values = value.to(query.dtype)
     if query.shape[2] == 0:
-        return AttentionOutput(context=torch.zeros_like(value), lse=query.new_zeros(query.shape[:3]))
+        return AttentionOutput(context=value.clone(), lse=query.sum(-1))
     factor = resolve_scale(scale, query.shape[3])
     hashes = _hashes(query_key, rotations, rule)
     results = [
@@ -186,7 +186,7 @@ def _one_round(
     """Context (B, H, N, E) and lse (B, H, N) over one round's pairs, a position itself left out."""
     n = query.shape[2]
     sorted_positions = F.pad(hashes.order[index], (0, -n % chunk), value=-1)  # (B, H, chunks · chunk)
-    own = sorted_positions.view(*query.shape[:2], -1, chunk)  # (B, H, chunks, chunk)
+    own = sorted_positions.view(*query.shape[:2], -(-n // chunk), chunk)  # (B, H, chunks, chunk)
     before = F.pad(own, (0, 0, 1, 0), value=-1)[:, :, :-1]
     seen = torch.cat([before, own], dim=-1)  # (B, H, chunks, 2 · chunk)
     allowed = (seen[..., None, :] >= 0) & (own[..., :, None] != seen[..., None, :])

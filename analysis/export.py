@@ -46,9 +46,22 @@ from analysis.figure_data import (
     TradeOff,
     TradeOffPoint,
 )
+from analysis.figure_lab import (
+    Curve,
+    CurvePanel,
+    CurveSheet,
+    Diagram,
+    DiagramArrow,
+    DiagramStage,
+    MatrixSheet,
+    NamedMatrix,
+    Timeline,
+)
 from analysis.visible import matrix_window, shown_in_words, source_line, visible_text
 from analysis.visible_checks import check_checked_set, check_head_effects, check_trade_off
 from analysis.visible_contrast import check_contrast
+from analysis.visible_lab import check_curve_sheet, check_matrix_sheet
+from analysis.visible_story import check_diagram, check_timeline
 
 EvidenceBoard = EvidenceMaps | EvidenceWords
 """Records whose panels stand side by side and can be files of their own."""
@@ -85,6 +98,10 @@ KINDS: Mapping[type, str] = {
     CheckedSet: "checked_set",
     HeadEffects: "head_effects",
     TradeOff: "trade_off",
+    MatrixSheet: "matrix_sheet",
+    CurveSheet: "curve_sheet",
+    Timeline: "timeline",
+    Diagram: "diagram",
 }
 """Names of the figure records inside files and file names."""
 
@@ -158,6 +175,10 @@ _ROW_COUNTS: Mapping[type, Callable[[Any], int]] = {
     CheckedSet: lambda view: len(view.names),
     HeadEffects: lambda view: int(view.heads.size + view.layers.size + view.whole.size),
     TradeOff: lambda view: len(view.points),
+    MatrixSheet: lambda view: sum(int(matrix.values.size) for matrix in view.matrices),
+    CurveSheet: lambda view: sum(int(curve.x.size) for panel in view.panels for curve in panel.curves),
+    Timeline: lambda view: len(view.entries),
+    Diagram: lambda view: len(view.stages),
 }
 """At most how many rows the CSV file of a figure has, found without writing it."""
 
@@ -248,7 +269,7 @@ def safe_name(text: str, *, characters: int = 60) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:characters].rstrip("-._")
 
 
-_DATA = {(CheckedSet, "names"), (AttentionContrast, "source")}
+_DATA = {(CheckedSet, "names"), (AttentionContrast, "source"), (Timeline, "entries")}
 """Fields that are data, not choices: texts stand in data files alone."""
 
 
@@ -257,6 +278,10 @@ _CHECKS: Mapping[type, Callable[[Any, str], None]] = {
     CheckedSet: check_checked_set,
     HeadEffects: check_head_effects,
     TradeOff: check_trade_off,
+    MatrixSheet: check_matrix_sheet,
+    CurveSheet: check_curve_sheet,
+    Timeline: check_timeline,
+    Diagram: check_diagram,
 }
 
 
@@ -313,6 +338,43 @@ def _number_summary(number: CheckedNumber) -> dict[str, Any]:
     return {"key": number.key, "title": number.title, "values": _array_summary(number.values)}
 
 
+def _matrix_summary(matrix: NamedMatrix) -> dict[str, Any]:
+    """A matrix of a sheet without its values and labels."""
+    choices = {"name": matrix.name, "scale": matrix.scale, "limit": matrix.limit, "axes": list(matrix.axes)}
+    return {**choices, "note": matrix.note, "values": _array_summary(matrix.values)}
+
+
+def _panel_summary(panel: CurvePanel) -> dict[str, Any]:
+    """A panel of curves without their numbers and labels."""
+    names = ("title", "x_title", "y_title", "log_x", "log_y", "mark")
+    return {name: getattr(panel, name) for name in names} | {
+        "curves": list(map(_curve_summary, panel.curves))
+    }
+
+
+def _curve_summary(curve: Curve) -> dict[str, Any]:
+    arrays = {name: getattr(curve, name) for name in ("x", "y", "low", "high")}
+    summaries = {name: None if array is None else _array_summary(array) for name, array in arrays.items()}
+    return {"name": curve.name, "style": curve.style, "hue": curve.hue, **summaries}
+
+
+def _stage_summary(stage: DiagramStage) -> dict[str, Any]:
+    """A stage of a diagram without its numbers."""
+    named = {item.name: getattr(stage, item.name) for item in dataclasses.fields(stage)}
+    return named | {"values": _matrix_summary(stage.values)}
+
+
+_SUMMARIES: Mapping[type, Callable[[Any], dict[str, Any]]] = {
+    HeadStatistic: _numbers_summary,
+    CheckedNumber: _number_summary,
+    NamedMatrix: _matrix_summary,
+    CurvePanel: _panel_summary,
+    DiagramStage: _stage_summary,
+    DiagramArrow: dataclasses.asdict,
+}
+"""Records inside a figure that hold arrays, of which a document tells shape and hash alone."""
+
+
 def _is_labels(value: object) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(entry, TokenLabel) for entry in value)
 
@@ -329,10 +391,8 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, EvidencePanel | TradeOffPoint):
         return _plain(dataclasses.asdict(value))
-    if isinstance(value, HeadStatistic):
-        return _numbers_summary(value)
-    if isinstance(value, CheckedNumber):
-        return _number_summary(value)
+    if type(value) in _SUMMARIES:
+        return _plain(_SUMMARIES[type(value)](value))
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):

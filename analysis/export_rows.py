@@ -22,6 +22,22 @@ from analysis.export_checks import (
     trade_off_arrays,
     trade_off_rows,
 )
+from analysis.export_lab import (
+    curve_arrays,
+    curve_entries,
+    curve_rows,
+    sheet_arrays,
+    sheet_entries,
+    sheet_rows,
+)
+from analysis.export_story import (
+    diagram_arrays,
+    diagram_entries,
+    diagram_rows,
+    timeline_arrays,
+    timeline_entries,
+    timeline_rows,
+)
 from analysis.figure_data import (
     AttentionContrast,
     CheckedSet,
@@ -38,6 +54,7 @@ from analysis.figure_data import (
     TokenScores,
     TradeOff,
 )
+from analysis.figure_lab import CurveSheet, Diagram, MatrixSheet, Timeline
 from analysis.visible import matrix_window, visible_lines
 
 
@@ -223,6 +240,10 @@ ROWS: Mapping[type, Callable[[Any, Provenance], Iterator[str]]] = {
     CheckedSet: checked_rows,
     HeadEffects: effect_rows,
     TradeOff: trade_off_rows,
+    MatrixSheet: sheet_rows,
+    CurveSheet: curve_rows,
+    Timeline: timeline_rows,
+    Diagram: diagram_rows,
 }
 """Lines of the CSV file of each kind, the names of the columns first."""
 
@@ -237,6 +258,10 @@ ARRAYS: Mapping[type, Callable[[Any], dict[str, NDArray[Any]]]] = {
     CheckedSet: set_arrays,
     HeadEffects: effect_arrays,
     TradeOff: trade_off_arrays,
+    MatrixSheet: sheet_arrays,
+    CurveSheet: curve_arrays,
+    Timeline: timeline_arrays,
+    Diagram: diagram_arrays,
 }
 """What the NPZ file of a kind holds besides the record's own arrays and token labels."""
 
@@ -245,5 +270,9 @@ ENTRIES: Mapping[type, Callable[[Any], dict[str, Any]]] = {
     AttentionContrast: lambda view: {"candidates": candidate_entries(view)},
     CheckedSet: lambda view: {"inputs": input_entries(view)},
     HeadEffects: lambda view: {"changes": effect_entries(view)},
+    MatrixSheet: lambda view: {"matrices": sheet_entries(view)},
+    CurveSheet: lambda view: {"curves": curve_entries(view)},
+    Timeline: lambda view: {"entries": timeline_entries(view)},
+    Diagram: lambda view: {"stages": diagram_entries(view)},
 }
 """What the JSON file of a kind holds besides the document."""

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.figure_lab import CurveSheet, Diagram, MatrixSheet, Timeline
 from analysis.pairs import PairFilter
 
 Floats = NDArray[np.floating]
@@ -522,6 +523,10 @@ Figure = (
     | CheckedSet
     | HeadEffects
     | TradeOff
+    | MatrixSheet
+    | CurveSheet
+    | Timeline
+    | Diagram
 )
 
 

@@ -36,10 +36,13 @@ from analysis.figure_data import (
     strongest_cutoff,
     weight_levels,
 )
+from analysis.figure_lab import CurveSheet, Diagram, MatrixSheet, Timeline
 from analysis.pairs import PAIR_NAMES, Side, in_filter
 from analysis.visible_checks import contrast_in_words, effects_in_words, set_in_words, trade_off_in_words
 from analysis.visible_evidence import maps_in_words, texts_in_words
 from analysis.visible_heads import grid_in_words
+from analysis.visible_lab import curves_in_words, sheet_in_words
+from analysis.visible_story import diagram_in_words, timeline_in_words
 
 PICTURE_CELLS = 1024
 """Most cells along one side of a drawn matrix; larger ones are max-pooled for the picture, never for the data."""
@@ -437,6 +440,10 @@ _WORDS: Mapping[type, Callable[[Any], str]] = {
     CheckedSet: set_in_words,
     HeadEffects: effects_in_words,
     TradeOff: trade_off_in_words,
+    MatrixSheet: sheet_in_words,
+    CurveSheet: curves_in_words,
+    Timeline: timeline_in_words,
+    Diagram: diagram_in_words,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import adversarial, capture, evidence, head_view, heads, startup
+from benchmarks import adversarial, capture, evidence, head_view, heads, startup, variants
 from benchmarks.measure import machine
 
 
@@ -14,6 +14,7 @@ def main() -> None:
     evidence.main([])
     heads.main([])
     adversarial.main([])
+    variants.main([])
     head_view.main([])
 
 

@@ -25,12 +25,13 @@ import numpy as np
 import streamlit as st
 from numpy.typing import NDArray
 
+from analysis.catalogue import MINILM
 from analysis.figure_data import Floats
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES, sample_picture_bytes
 from analysis.trained import find_offered, is_ready, make_ready
 from dashboard.first_paint import Example, read_example
 from dashboard.model_root import folder_of
-from dashboard.selection import Fusion, ImageChoices, Part, Selection, TextChoices, current
+from dashboard.selection import Fusion, ImageChoices, ModelChoice, Part, Selection, TextChoices, current
 from dashboard.sources import HeadNumbers
 from dashboard.warmup import Key, Loader, Progress
 
@@ -49,6 +50,9 @@ TOKEN_LIMIT = 2048
 """Most tokens of a text that the pages show, whatever the model can take; the rest is cut and told."""
 
 DEVICE_VARIABLE = "ATTNSCOPE_DEVICE"
+
+LAB_MODEL = ModelChoice(MINILM.name)
+"""Whose layers the Lab takes vectors from."""
 
 _THREADS = 4
 """Most threads of one tensor operation, so that one user does not take every core."""
@@ -192,14 +196,16 @@ def model_if_ready(name: str, revision: str | None) -> SharedModel | None:
 def warm_up(page: str) -> None:
     """Load, behind the page, the model that it asks for; after that the other page's default model, if installed.
 
+    The Lab does without a model until a section asks for the bundled BERT, which is loaded if it is installed.
+
     Called at the end of a run: the page is on its way to the browser before the first import starts.
     """
     chosen = current()
     wanted = [choices.model for choices in _in_order(page, chosen) if not choices.model.asked]
-    for choice in wanted[:1] if page != "models" else []:
+    for choice in wanted[:1] if page in ("text", "image") else []:
         if loader().request(choice.name, choice.revision).state != "ready":
             return
-    for choice in wanted[1:]:
+    for choice in [LAB_MODEL] if page == "lab" else wanted[1:]:
         offered = find_offered(choice.name)
         if offered is not None and is_ready(offered):
             loader().request(choice.name, choice.revision)

@@ -29,8 +29,9 @@ from dashboard.adversarial_choices import (
 )
 from dashboard.evidence_choices import EVIDENCE_PARAMETERS, EvidenceChoices, evidence_params, read_evidence
 from dashboard.heads_choices import HEADS_PARAMETERS, HeadsChoices, heads_params, read_heads
+from dashboard.lab_choices import LabChoices, Section, lab_params, read_lab
 
-Page = Literal["text", "image", "models"]
+Page = Literal["text", "image", "lab", "models"]
 TextView = Literal["head", "model", "matrix", "rollout", "evidence", "heads", "adversarial"]
 ImageView = Literal["attention", "model", "rollout", "evidence", "heads", "adversarial"]
 Part = Literal["encoder", "decoder", "cross"]
@@ -186,6 +187,7 @@ class Selection:
 
     text: TextChoices
     image: ImageChoices
+    lab: LabChoices = field(default_factory=LabChoices)
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What a link asked for and did not get, in plain sentences."""
 
@@ -258,6 +260,22 @@ def choose_adversarial(page: Literal["text", "image"], **changes: Any) -> None:
     choose(page, adversarial=replace(before, **changes))
 
 
+def choose_lab(**changes: Any) -> None:
+    """Change the section of the Lab, or the sentence that sections share."""
+    selection = current()
+    st.session_state[_RECORD_KEY] = replace(selection, lab=replace(selection.lab, **changes))
+
+
+def choose_in_section(section: Section, **changes: Any) -> None:
+    """Change choices of one section of the Lab."""
+    choose_lab(**{section: replace(getattr(current().lab, section), **changes)})
+
+
+def follow(params: Mapping[str, str], page: Page) -> None:
+    """Take over a link's choices inside the session."""
+    st.session_state[_RECORD_KEY] = from_query(params, current(), page)
+
+
 def tell(*notes: str) -> None:
     """Keep sentences for the next page to show."""
     selection = current()
@@ -325,6 +343,8 @@ def to_query(selection: Selection, page: Page) -> dict[str, str]:
     """The parameters of a link that reopens the view, plain strings."""
     if page == "models":
         return {}
+    if page == "lab":
+        return {"v": LINK_VERSION} | lab_params(selection.lab)
     choices = selection.text if page == "text" else selection.image
     params = {"v": LINK_VERSION, "model": choices.model.name}
     if choices.model.revision:
@@ -358,9 +378,12 @@ def from_query(params: Mapping[str, str], selection: Selection, page: Page) -> S
     if params.get("v", LINK_VERSION) != LINK_VERSION:
         note = "The link is of another version of this program; its choices were left out."
         return replace(selection, notes=(*selection.notes, note))
+    bad: list[str] = []
+    if page == "lab":
+        lab, left_out = read_lab(selection.lab, params)
+        return replace(selection, notes=selection.notes + _left_out(left_out), lab=lab)
     readers = _TEXT_READERS if page == "text" else _IMAGE_READERS
     choices: Any = getattr(selection, page)
-    bad = []
     for name, value in params.items():
         if name == "v":
             continue
@@ -370,12 +393,15 @@ def from_query(params: Mapping[str, str], selection: Selection, page: Page) -> S
             bad.append(name)
         else:
             choices = changed
-    notes = selection.notes
-    if bad:
-        notes += (
-            f"The link holds values that are not understood and were left out: {', '.join(sorted(bad)[:8])}.",
-        )
-    return replace(selection, notes=notes, **{page: choices})
+    return replace(selection, notes=selection.notes + _left_out(bad), **{page: choices})
+
+
+def _left_out(names: Sequence[str]) -> tuple[str, ...]:
+    """What a reader is told of parameters that were not understood."""
+    if not names:
+        return ()
+    listed = ", ".join(sorted(names)[:8])
+    return (f"The link holds values that are not understood and were left out: {listed}.",)
 
 
 def _text_params(choices: TextChoices) -> dict[str, str]:

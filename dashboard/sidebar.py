@@ -17,7 +17,7 @@ import streamlit as st
 
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES, sample_picture_bytes
 from analysis.trained import OFFERED
-from dashboard import cached, selection
+from dashboard import cached, lab_sidebar, selection
 from dashboard.frame import heading, literal, note
 from dashboard.model_root import PREFIX, folder_choices
 from dashboard.selection import (
@@ -59,6 +59,8 @@ def show(page: str) -> None:
         elif page == "image":
             _model_picker("image", current().image.model)
             _picture_input(current().image)
+        elif page == "lab":
+            lab_sidebar.show()
         else:
             heading("Models")
             note("What is bundled, what is loaded, and whether looking inside changes a model's answers.")

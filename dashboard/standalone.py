@@ -37,6 +37,7 @@ from analysis.figure_data import (
     TokenScores,
     TradeOff,
 )
+from analysis.figure_lab import CurveSheet, Diagram, MatrixSheet, Timeline
 from analysis.visible import caption_lines, shown_in_words, source_line, visible_text
 from dashboard import figures
 from dashboard.components.evidence_table import evidence_table_payload
@@ -44,6 +45,8 @@ from dashboard.components.mount import component_files
 from dashboard.contrast_payload import attention_contrast_payload
 from dashboard.evidence_payload import evidence_maps_payload, evidence_words_payload
 from dashboard.heads_payload import head_grid_payload
+from dashboard.lab_payload import matrix_sheet_payload
+from dashboard.story_payload import diagram_payload, timeline_payload
 
 
 def figure_html(figure: Figure, provenance: Provenance, *, all_layers: Floats | None = None) -> bytes:
@@ -213,7 +216,19 @@ def _attention_contrast(view: AttentionContrast, _: Provenance) -> bytes:
     return attention_contrast_payload(view)
 
 
-def _drawing(view: CheckedSet | HeadEffects | TradeOff, provenance: Provenance) -> bytes:
+def _matrix_sheet(view: MatrixSheet, _: Provenance) -> bytes:
+    return matrix_sheet_payload(view)
+
+
+def _timeline(view: Timeline, _: Provenance) -> bytes:
+    return timeline_payload(view)
+
+
+def _diagram(view: Diagram, _: Provenance) -> bytes:
+    return diagram_payload(view)
+
+
+def _drawing(view: CheckedSet | HeadEffects | TradeOff | CurveSheet, provenance: Provenance) -> bytes:
     """The figure as an SVG file inside the page: the app's charts need Python, or megabytes of script."""
     svg = np.frombuffer(export_figure(view, provenance, "svg"), dtype=np.uint8)
     header = {"kind": "drawing", "title": shown_in_words(view), "input": "", "state": {}}
@@ -237,6 +252,10 @@ _COMPONENTS: Mapping[type, tuple[str, Callable[[Any, Provenance], bytes]]] = {
     CheckedSet: ("drawing", _drawing),
     HeadEffects: ("drawing", _drawing),
     TradeOff: ("drawing", _drawing),
+    MatrixSheet: ("matrix_sheet", _matrix_sheet),
+    CurveSheet: ("drawing", _drawing),
+    Timeline: ("timeline", _timeline),
+    Diagram: ("diagram", _diagram),
 }
 
 # Without setters a component knows that there is no Python to ask.
@@ -269,7 +288,9 @@ body {
 }
 body > h1 { margin: 0 0 14px; font-size: 15px; font-weight: 600; }
 #attnscope-view { height: max(480px, calc(100vh - 190px)); }
-#attnscope-view.token_strip, #attnscope-view.attention_contrast, #attnscope-view.drawing { height: auto; }
+#attnscope-view.token_strip, #attnscope-view.attention_contrast,
+#attnscope-view.drawing, #attnscope-view.matrix_sheet,
+#attnscope-view.timeline, #attnscope-view.diagram { height: auto; }
 body > footer {
   max-width: 1180px; margin-top: 16px; font-size: 12px;
   color: color-mix(in srgb, var(--st-text-color) 72%, var(--st-background-color));

@@ -22,6 +22,18 @@ from analysis.figure_data import (
     TradeOff,
     TradeOffPoint,
 )
+from analysis.figure_lab import (
+    Curve,
+    CurvePanel,
+    CurveSheet,
+    Diagram,
+    DiagramArrow,
+    DiagramStage,
+    MatrixSheet,
+    NamedMatrix,
+    Timeline,
+    TimelineEntry,
+)
 
 HOSTILE = (
     "<!--#exec",
@@ -275,6 +287,121 @@ def trade_off(**changes):
     )
 
 
+def matrix_sheet(**changes):
+    """Signed scores with −∞ and a mask between weights with hostile labels and features without any."""
+    tokens, draw = HOSTILE[:5], np.random.default_rng(16)
+    scores = (draw.normal(size=(4, 5)) * 3).astype(np.float32)
+    mask = np.tril(np.ones((4, 5), dtype=np.float32), 1)
+    masked = np.where(mask > 0, scores, -np.inf).astype(np.float32)
+    masked[3, 0] = np.nan
+    pairs = {"rows": HOSTILE[5:9], "columns": tokens, "axes": ("query", "key")}
+    entries = {
+        "matrices": (
+            NamedMatrix("Q <b>", scores[:, :3], HOSTILE[5:9], (), "signed", axes=("query", "")),
+            NamedMatrix("QKᵀ/√d_k", masked, scale="signed", limit=3.0, note="a<b<c $x^2$", **pairs),
+            NamedMatrix("=mask()", mask, scale="mask", **pairs),
+            NamedMatrix("\ud800 weights", softmax_rows((4, 5), seed=17), **pairs),
+        ),
+        "title": "one head, <few> words",
+        "selected": 1,
+        "cell": (1, 4),
+        "notes": ("few words $x^2$",),
+    }
+    return MatrixSheet(**{**entries, **changes})
+
+
+def map_sheet(**changes):
+    """Larger matrices of one scale that share an end of colours."""
+    maps = softmax_rows((3, 40, 24), seed=18)
+    matrices = tuple(
+        NamedMatrix(f"head_{index}", each, limit=0.5, axes=("query", "key"))
+        for index, each in enumerate(maps)
+    )
+    return MatrixSheet(**{"matrices": matrices, "across": 2, **changes})
+
+
+def curve_sheet(**changes):
+    """Two logarithmic axes with an interval and a gap, and bars with hostile names."""
+    x = 2.0 ** np.arange(8)
+    y = np.array([1.1, 1.9, np.nan, 8.5, 15.0, 33.0, 60.0, 0.0])
+    grown = CurvePanel(
+        "Variance of q · k",
+        "d_k",
+        "variance",
+        (
+            Curve("measured <here>", x, y, y * 0.75, y * 1.25, hue=2),
+            Curve("theory d_k", x, x, style="dashed", hue=0),
+            Curve("scaled", x, np.ones(8), np.full(8, 0.5), np.full(8, 2.0), style="points"),
+        ),
+        log_x=True,
+        log_y=True,
+        mark=16.0,
+    )
+    places = np.arange(3.0)
+    bars = (
+        Curve("=multi-head", places, np.array([32.0, 64.0, 96.0]), style="bars", labels=HOSTILE[:3]),
+        Curve("%{x} grouped", places, np.array([8.0, np.nan, 24.0]), style="bars"),
+    )
+    entries = {
+        "panels": (grown, CurvePanel("", "", "MiB", bars)),
+        "title": "Why <√d_k>",
+        "notes": ("measured here & now",),
+    }
+    return CurveSheet(**{**entries, **changes})
+
+
+def timeline(**changes):
+    """Works of two of three themes, years left out between them, hostile texts everywhere."""
+    entries = tuple(
+        TimelineEntry(
+            f"key{index}", HOSTILE[index], year, HOSTILE[index + 1], "=authors()", theme, HOSTILE[index + 2],
+            "arXiv:<1>", "Masks: 'a' & b", index % 2 == 0, "lab?v=1&section=masks",
+        )
+        for index, (year, theme) in enumerate([(1953, "mind"), (1992, "efficient"), (1992, "efficient")])
+    )  # fmt: skip
+    given = {
+        "entries": entries,
+        "themes": (("mind", "Mind <b>"), ("empty", "Nothing"), ("efficient", "Efficient")),
+        "title": "History <of> words",
+        "selected": "key1",
+        "notes": ("years $x^2$",),
+    }
+    return Timeline(**{**given, **changes})
+
+
+def diagram(**changes):
+    """Arrows of every way, a row that is marked, hostile texts."""
+    draw = np.random.default_rng(19)
+    places = [(0, 0), (1, 0), (1, 1), (2, 0), (2, 2), (1, 2), (0, 2)]
+    stages = tuple(
+        DiagramStage(
+            f"stage {HOSTILE[index]}", "x_k", "=a_1 <b>", HOSTILE[index + 1], "model.<weight>", "3 × 4",
+            "tokens × d_k", NamedMatrix("m", draw.normal(size=(3, 4)), scale="signed"), place,
+            1 if index == 2 else None,
+        )
+        for index, place in enumerate(places)
+    )  # fmt: skip
+    pairs = [(0, 1), (0, 2), (1, 2), (2, 3), (1, 3), (0, 4), (3, 4), (4, 5), (4, 6), (2, 6)]
+    given = {
+        "stages": stages,
+        "arrows": tuple(DiagramArrow(start, stop, "W_Q <x>") for start, stop in pairs),
+        "title": "way <of> words",
+        "selected": 2,
+        "notes": ("boxes $x^2$",),
+    }
+    return Diagram(**{**given, **changes})
+
+
+def lab_figures() -> dict[str, Figure]:
+    """Sheets of the Lab that are drawn in a different way."""
+    return {"sheet": matrix_sheet(), "sheet maps": map_sheet(), "curves": curve_sheet()}
+
+
+def story_figures() -> dict[str, Figure]:
+    """A history and the way of a computation."""
+    return {"timeline": timeline(), "diagram": diagram()}
+
+
 def check_figures() -> dict[str, Figure]:
     """Checks of attention that are drawn in a different way."""
     return {
@@ -315,4 +442,6 @@ def all_figures() -> dict[str, Figure]:
         ),
         **{f"grid {name}": view for name, view in head_grids().items()},
         **check_figures(),
+        **lab_figures(),
+        **story_figures(),
     }

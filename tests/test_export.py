@@ -99,7 +99,7 @@ def expected_provenance(record):
 # Every figure in every format -----------------------------------------------------------------------------------
 
 
-PDF = ("head", "matrix", "model", "scores", "patches", "contrast", "set", "effects")
+PDF = ("head", "matrix", "model", "scores", "patches", "contrast", "set", "effects", "sheet", "curves")
 WRITTEN = [(name, format) for name in all_figures() for format in FORMATS if format != "pdf" or name in PDF]
 
 

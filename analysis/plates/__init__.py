@@ -27,18 +27,24 @@ from analysis.figure_data import (
     TokenScores,
     TradeOff,
 )
+from analysis.figure_lab import CurveSheet, Diagram, MatrixSheet, Timeline
 from analysis.plates.checked_set import draw_checked_set
 from analysis.plates.contrast import draw_contrast
+from analysis.plates.diagram import draw_diagram
 from analysis.plates.evidence import draw_evidence_maps, draw_evidence_words
 from analysis.plates.evidence_table import draw_evidence_table
 from analysis.plates.frame import Words
 from analysis.plates.head_effects import draw_head_effects
 from analysis.plates.head_view import draw_head_view
 from analysis.plates.heads import draw_head_grid
+from analysis.plates.lab import draw_curve_sheet, draw_matrix_sheet
 from analysis.plates.matrices import draw_matrix_view, draw_token_scores
 from analysis.plates.pictures import draw_model_view, draw_patch_maps
+from analysis.plates.timeline import draw_timeline
 from analysis.plates.trade_off import draw_trade_off
 from analysis.visible import caption_lines, place_line, tokens_of, visible_text
+from analysis.visible_lab import texts_of_curves, texts_of_sheet
+from analysis.visible_story import texts_of_diagram, texts_of_timeline
 
 __all__ = ["draw_figure"]
 
@@ -66,7 +72,15 @@ def draw_figure(
 def figure_title(figure: Figure, provenance: Provenance) -> str:
     """The record's own title, else its kind, layer and heads."""
     own = getattr(figure, "title", "")
-    names = {HeadView: "Head view", ModelView: "Model view", PatchMaps: "Attention over the picture"}
+    names = {
+        HeadView: "Head view",
+        ModelView: "Model view",
+        PatchMaps: "Attention over the picture",
+        MatrixSheet: "Matrices",
+        CurveSheet: "Curves",
+        Timeline: "Timeline",
+        Diagram: "Diagram",
+    }
     name = names.get(type(figure), "Attention")
     if type(figure) in _ABOUT:
         own = " · ".join(filter(None, (_ABOUT[type(figure)], own)))
@@ -131,6 +145,10 @@ _TITLES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     CheckedSet: lambda view: view.labels,
     HeadEffects: lambda view: view.edits,
     TradeOff: lambda view: tuple(point.label for point in view.points),
+    MatrixSheet: texts_of_sheet,
+    CurveSheet: texts_of_curves,
+    Timeline: texts_of_timeline,
+    Diagram: texts_of_diagram,
 }
 """Texts of a figure besides its tokens."""
 
@@ -147,4 +165,8 @@ _PLATES: Mapping[type, Callable[[Any, Words, Fonts], Sheet]] = {
     CheckedSet: draw_checked_set,
     HeadEffects: draw_head_effects,
     TradeOff: draw_trade_off,
+    MatrixSheet: draw_matrix_sheet,
+    CurveSheet: draw_curve_sheet,
+    Timeline: draw_timeline,
+    Diagram: draw_diagram,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,21 +51,21 @@ class Axes:
         up: str = "",
         *,
         remark: str = "",
-        across_ticks: Sequence[float] = (),
-        up_ticks: Sequence[float] = (),
+        across_ticks: Sequence[float] | Mapping[float, str] = (),
+        up_ticks: Sequence[float] | Mapping[float, str] = (),
     ) -> None:
-        """Title with a remark below, names of the axes, a faint line and a number at each tick."""
+        """Title with a remark below, names of the axes, at each tick a faint line and its number or its own text."""
         sheet, right, below = self.sheet, self.x + self.width, self.y + self.height
         sheet.text(self.x, self.y - 0.27, title, size=TEXT_SIZE, bold=True)
         sheet.text(self.x, self.y - 0.11, remark, size=TINY_SIZE, colour=MUTED)
-        for tick in across_ticks:
+        for tick, text in _named(across_ticks):
             x, _ = self.place(tick, self.up[0])
             sheet.segments(np.array([[[x, self.y], [x, below]]]), FAINT, line=0.5, layer=0.5)
-            sheet.text(x, below + 0.1, short_number(tick), size=TINY_SIZE, colour=MUTED, align="center")
-        for tick in up_ticks:
+            sheet.text(x, below + 0.1, text, size=TINY_SIZE, colour=MUTED, align="center")
+        for tick, text in _named(up_ticks):
             _, y = self.place(self.across[0], tick)
             sheet.segments(np.array([[[self.x, y], [right, y]]]), FAINT, line=0.5, layer=0.5)
-            sheet.text(self.x - 0.06, y, short_number(tick), size=TINY_SIZE, colour=MUTED, align="right")
+            sheet.text(self.x - 0.06, y, text, size=TINY_SIZE, colour=MUTED, align="right")
         middle = self.x + self.width / 2
         sheet.text(middle, below + 0.25, across, size=SMALL_SIZE, colour=MUTED, align="center")
         if up:
@@ -117,3 +117,9 @@ class Axes:
                     gap = 0.006 if right - left > 0.05 else 0.0
                     self.sheet.box(left + gap, top, right - left - 2 * gap, below - top, fill=colour)
             base = base + heights
+
+
+def _named(ticks: Sequence[float] | Mapping[float, str]) -> Sequence[tuple[float, str]]:
+    if isinstance(ticks, Mapping):
+        return tuple(ticks.items())
+    return [(tick, short_number(tick)) for tick in ticks]

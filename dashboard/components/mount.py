@@ -25,6 +25,9 @@ KITS: Mapping[str, tuple[str, ...]] = {
     "patch_map": ("picture_kit",),
     "evidence_maps": ("picture_kit", "evidence_kit"),
     "evidence_words": ("evidence_kit",),
+    "formula": ("heat_kit",),
+    "diagram": ("heat_kit",),
+    "matrix_sheet": ("matrix_sheet/parts",),  # its own file
     "attention_contrast": (
         "picture_kit",
         "evidence_kit",

@@ -17,7 +17,15 @@ from torch import nn
 from analysis import catalogue
 from analysis.errors import ModelUnavailableError
 from analysis.predictions import Familiarity, Kind
-from analysis.trained import OFFERED, TrainedModel, TrainedPart, find_trained, verified_part
+from analysis.trained import (
+    OFFERED,
+    FromScratchModel,
+    TrainedModel,
+    TrainedPart,
+    find_from_scratch,
+    find_trained,
+    verified_part,
+)
 from attn_core.errors import UnsupportedModelError
 
 Progress = Callable[[str, float], None]
@@ -100,6 +108,7 @@ class Source:
         folder: local folder, to be looked through before anything is loaded from it.
         notes: what to tell of the way there.
         part: a trained part to merge into what the folder holds.
+        own_code: the model of ``attn_core.models`` is to compute it, not the library's.
     """
 
     name: str
@@ -109,6 +118,7 @@ class Source:
     bundled: bool
     notes: tuple[str, ...] = ()
     part: TrainedPart | None = None
+    own_code: bool = False
 
 
 def load_model(
@@ -147,6 +157,10 @@ def load_model(
         from analysis.hf.recurrent import load_recurrent
 
         return load_recurrent(source, device=target_device, dtype=_DTYPES.get(dtype) or torch.float32)
+    if source.own_code:
+        from analysis.hf.from_scratch import load_from_scratch
+
+        return load_from_scratch(source, device=target_device, dtype=_DTYPES.get(dtype), report=report)
     return load_folder(source, device=target_device, dtype=_DTYPES.get(dtype), report=report)
 
 
@@ -176,6 +190,9 @@ def _find(name_or_path: str | Path, revision: str | None, *, allow_local: bool, 
     trained = find_trained(str(name_or_path))
     if trained is not None:
         return _trained(trained, revision, report)
+    own = find_from_scratch(str(name_or_path))
+    if own is not None:
+        return _from_scratch(own, revision, report)
     bundled = catalogue.find_bundled(str(name_or_path))
     if bundled is not None:
         if revision not in (None, bundled.version):
@@ -211,6 +228,18 @@ def _trained(model: TrainedModel, revision: str | None, report: Progress) -> Sou
         bundled=True,
         part=verified_part(model),
     )
+
+
+def _from_scratch(model: FromScratchModel, revision: str | None, report: Progress) -> Source:
+    """Files of the backbone, hashed, for our own code."""
+    if revision not in (None, model.backbone.version):
+        raise ModelUnavailableError(
+            f"load_model: {model.name} comes in version {model.backbone.version}; leave revision out."
+        )
+    report("checking", 0.0)
+    folder = catalogue.verify(model.backbone)
+    note = f"Computed by our own code, {model.code}, with the weights of {model.backbone.title}."
+    return Source(model.name, model.title, model.origin, folder, bundled=True, notes=(note,), own_code=True)
 
 
 def _looks_like_path(name: str) -> bool:

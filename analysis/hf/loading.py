@@ -99,7 +99,7 @@ def load_folder(
     weights = read_weights(source.folder)
     config, notes = read_config(raw, source)
     model_class, task = choose_class(config, source)
-    target = dtype or _automatic_dtype(weights, device)
+    target = dtype or automatic_dtype(weights, device)
     check_memory(weights.numbers * target.itemsize, what=source.title, device=device)
     report("loading weights", 0.0)
     module, task, more = _build(model_class, task, config, source, target, report)
@@ -108,8 +108,8 @@ def load_folder(
         module, task = with_trained_part(module, source.part)
     nn.Module.to(module, device)
     nn.Module.eval(module).requires_grad_(False)
-    processor, missing = _read_processor(module, source)
-    notes += [*more, *missing, *_dtype_notes(weights, target)]
+    processor, missing = read_processor(source, _MODALITIES[module.main_input_name], module.config)
+    notes += [*more, *missing, *dtype_notes(weights, target)]
     loaded = _describe(module, task, processor, source, notes, device=device, dtype=target)
     report("preparing", 1.0)
     if source.part is None:
@@ -321,15 +321,14 @@ library_logging.set_tqdm_hook(_progress_bar)
 logging.getLogger("transformers.modeling_utils").addFilter(_OwnWords())
 
 
-def _read_processor(module: PreTrainedModel, source: Source) -> tuple[Any, list[str]]:
+def read_processor(source: Source, modality: Modality, config: PreTrainedConfig) -> tuple[Any, list[str]]:
     """Tokenizer or image processor of the folder; None with a note if there is none."""
-    modality = _MODALITIES[module.main_input_name]
     what = {"text": "tokenizer", "image": "image processor", "audio": "feature extractor"}[modality]
     if not _has_processor(source.folder, modality):
         return None, [f"The folder holds no {what}."]
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if modality == "text":
-        options["config"] = module.config
+        options["config"] = config
     try:
         return _PROCESSORS[modality].from_pretrained(source.folder, **options), []
     except _BUILD_ERRORS as error:
@@ -344,13 +343,14 @@ def _has_processor(folder: Path, modality: Modality) -> bool:
     return any(path for pattern in patterns for path in folder.glob(pattern))
 
 
-def _automatic_dtype(weights: Weights, device: torch.device) -> torch.dtype:
+def automatic_dtype(weights: Weights, device: torch.device) -> torch.dtype:
     """Float32 on the CPU, where half precision is slow; elsewhere the stored type."""
     stored = {"BF16": torch.bfloat16, "F16": torch.float16}.get(weights.dtype, torch.float32)
     return torch.float32 if device.type == "cpu" else stored
 
 
-def _dtype_notes(weights: Weights, dtype: torch.dtype) -> list[str]:
+def dtype_notes(weights: Weights, dtype: torch.dtype) -> list[str]:
+    """What to tell where weights are computed in another type than they are stored in."""
     stored = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(weights.dtype)
     computed = str(dtype).removeprefix("torch.")
     if stored is None or stored == computed:

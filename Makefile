@@ -76,8 +76,9 @@ environment-dev:
 bundled:
 	@"$(VENV_PYTHON)" -m analysis bring --all
 
-# Train every part in models/ anew from a folder of data: caltech101/{train,test}, sst (see each model card). A run that
-# was interrupted goes on where it was. The new hashes are printed; write them into analysis/trained.py.
+# Train every part in models/ anew from a folder of data: caltech101/{train,test}, sst, fra-eng (see each model card). A
+# run that was interrupted goes on where it was. The new hashes are printed; write them into analysis/trained.py, those
+# of the translators into analysis/translators.py.
 models: environment-dev bundled
 	"$(VENV_PYTHON)" -m scripts.train_pictures "$(DATA)/caltech101" --closed-form --at-most 34 \
 		--output models/picture-discriminant --work .attnscope/training/picture-discriminant
@@ -86,6 +87,10 @@ models: environment-dev bundled
 	"$(VENV_PYTHON)" -m scripts.train_recurrent "$(DATA)/sst"
 	"$(VENV_PYTHON)" -m scripts.train_recurrent "$(DATA)/sst" --scoring scaled_dot --output models/recurrent-sentiment-dot \
 		--work .attnscope/training/recurrent-sentiment-dot
+	for scoring in additive dot general none; do \
+		"$(VENV_PYTHON)" -m scripts.train_translator "$(DATA)/fra-eng" --threads 1 --scoring $$scoring \
+			--output models/translator-$$scoring --work .attnscope/training/translator-$$scoring || exit 1; done
+	"$(VENV_PYTHON)" -m scripts.evaluate_translator "$(DATA)/fra-eng"
 
 wheel:
 	@"$(VENV_PYTHON)" -m scripts.wheel

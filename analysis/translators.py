@@ -16,7 +16,7 @@ _HASHES: dict[str, tuple[BundledFile, ...]] = {
         BundledFile(
             "weights.safetensors",
             2_910_868,
-            "5ea675cf51183df2e80ce17721f8c275a57f54abd487b800f988a40138dd1937",
+            "38391d53b88226b8394aa90eee0ad31ba45fde3c4a07537fdbb4f558af0c93a7",
         ),
     ),
     "dot": (),

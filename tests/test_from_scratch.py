@@ -96,6 +96,7 @@ def direction_of(model: LoadedModel) -> Target:
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
+    found, expected = found.detach(), expected.detach()
     assert found.shape == expected.shape
     scale = max(float(expected.abs().max()), 1.0) if expected.numel() else 1.0
     assert bool((torch.isnan(found) == torch.isnan(expected)).all())

@@ -202,7 +202,7 @@ def _summary(rows: _Rows) -> ScalingMeasured:
 
 def _histogram(scores: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Edges and density of scores over a range that is symmetric about 0 and holds all of them."""
-    end = float(np.abs(scores).max()) or 1.0
+    end = float(np.abs(scores).max())
     density, edges = np.histogram(scores, bins=BINS, range=(-end, end), density=True)
     return tuple(edges.tolist()), tuple(density.tolist())
 

@@ -257,6 +257,7 @@ def measured(plan: CostPlan, progress: Callable[[float], None]) -> tuple[Measure
                 found.append(Measurement(**json.loads(line)))
                 progress(sum(each.size**2 for each in found) / whole)
         except BaseException:
+            process.kill()
             raise
         if process.wait() != 0:
             errors.seek(0)

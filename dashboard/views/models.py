@@ -7,6 +7,7 @@ from functools import partial
 import streamlit as st
 
 from analysis.trained import OFFERED, OfferedModel, is_ready
+from analysis.translators import TRANSLATORS
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
 from dashboard.frame import heading, literal, note, notes, polled, small_table, title_line
@@ -25,14 +26,14 @@ def bundled_table() -> None:
             model.title,
             KIND_WORDS[model.modality],
             model.licence,
-            f"{model.size / 1e6:.0f} MB",
+            f"{model.size / 1e6:.0f} MB" if model.size else "no files of its own",
             model.origin,
             _state(model),
         )
-        for model in OFFERED
+        for model in (*OFFERED, *TRANSLATORS)
     ]
     small_table(("Model", "Kind", "Licence", "Size", "From", "State"), rows)
-    for model in OFFERED:
+    for model in (*OFFERED, *TRANSLATORS):
         with st.expander(literal(model.title), key=f"models_about_{model.name}"):
             note(model.description)
             small_table(
@@ -46,6 +47,8 @@ def bundled_table() -> None:
 
 
 def _state(model: OfferedModel) -> str:
+    if model in TRANSLATORS:
+        return "installed: open the Lab"
     job = cached.loader().find(model.name)
     if job is not None:
         words = {"running": f"loading: {job.stage}", "ready": f"loaded in {job.seconds:.1f} s"}

@@ -93,5 +93,5 @@ def assert_near(
 ) -> None:
     """Equal up to rounding, and no NaN."""
     assert found.shape == expected.shape
-    difference = float((found - expected).abs().max()) if found.numel() else 0.0
+    difference = float((found - expected).detach().abs().max()) if found.numel() else 0.0
     assert difference <= (TOLERANCE[dtype] if tolerance is None else tolerance), difference

@@ -130,6 +130,12 @@ def test_what_was_shuffled_is_put_back() -> None:
         assert found.difference == np.abs(found.output_restored - found.output).max()
 
 
+def test_values_that_are_all_zero_change_nothing() -> None:
+    vectors = replace(vectors_of(4), value=torch.zeros(HEADS, 4, WIDTH))
+    found = shuffled(vectors, 0, "causal", "tokens", seed=0)
+    assert (found.difference, found.bound, found.holds) == (0.0, 0.0, True)
+
+
 @given(tokens=st.integers(1, 64), seed=st.integers(0, 99))
 def test_an_order_is_another_order(tokens: int, seed: int) -> None:
     order = shuffled_order(tokens, seed)

@@ -333,6 +333,7 @@ PARTS = (
 @example(parts=["score", "-", "h", "-", "2", "/", "h", "/", "2"])
 @example(parts=["score", "if", "h", "<", "2", "else", "2", "if", "h", "==", "2", "else", "h"])
 @example(parts=["2", "+", "not", "h"])
+@example(parts=["2", "if", "h", "<", "2", "if", "h", "<", "2", "else", "h", "<", "2", "else", "h"])
 def test_what_is_read_is_what_python_s_parser_reads(parts: list[str]) -> None:
     text = " ".join(parts)
     found = read(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -203,7 +202,7 @@ def test_the_sheet_holds_what_was_measured() -> None:
     assert "16 rows of 3 keys" in sheet.notes[0]
 
 
-def test_a_constant_score_has_a_histogram_too() -> None:
+def test_scores_that_are_all_zero_have_a_histogram_too() -> None:
     edges, density = scale._histogram(np.zeros(5))
     assert len(edges) == len(density) + 1 == BINS + 1
-    assert replace(made(1, (1.0,) * 5, (1.0,) * 5).plain, edges=edges).edges == edges
+    assert np.isfinite(density).all()

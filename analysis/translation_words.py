@@ -30,7 +30,7 @@ _PRONOUN = (
     rf"(?!{_L})"
 )
 _FRENCH_CLITIC = rf"-(?:{_PRONOUN}(?!-(?!{_PRONOUN}){_L})|[mt]')"
-_SHARED = rf"\.{{2,}}|(?<!{_L})(?:{_L}\.){{2,}}|\d+(?:[.,:/]\d+)*(?:{_L}+\d*)*"
+_SHARED = rf"{UNKNOWN}|\.{{2,}}|(?<!{_L})(?:{_L}\.){{2,}}|\d+(?:[.,:/]\d+)*(?:{_L}+\d*)*"
 _ELISION = r"(?:(?:jus|lors|puis|quoi|pres|quel)?qu|[cdjlmnst])'"
 
 _WORDS: dict[Language, re.Pattern[str]] = {

@@ -372,8 +372,9 @@ def kind_of(record: Any, name: str) -> Kind:
 
 def uses_text(choices: LabChoices) -> bool:
     """Whether the open section reads the shared sentence as it is set."""
-    asked = USES_TEXT.get(choices.section, ())
-    return getattr(getattr(choices, choices.section), "numbers", "") in asked
+    asked, record = USES_TEXT.get(choices.section, ()), getattr(choices, choices.section)
+    of_no_input = getattr(record, "show", "") in ("cache", "cost")  # what only sizes decide
+    return not of_no_input and getattr(record, "numbers", "") in asked
 
 
 def lab_params(choices: LabChoices) -> dict[str, str]:

@@ -35,5 +35,5 @@ def show_curves(view: CurveSheet, *, key: str, columns: int = 0) -> None:
         key=key,
         theme=None,
         config={"displayModeBar": False},
-        alt=view.title,
+        alt=": ".join(filter(None, (view.title, ", ".join(panel.title for panel in view.panels)))),
     )

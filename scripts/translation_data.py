@@ -59,8 +59,8 @@ def read_corpus(folder: Path, *, development: int = DEVELOPMENT, test: int = TES
     for english, translations in french.items():
         words = tuple(split_words(english, "en"))
         groups.setdefault(_bare(words), []).append(Sentence(words, tuple(dict.fromkeys(translations))))
-    order = np.random.default_rng(0).permutation(len(groups))
-    ordered = [list(groups.values())[index] for index in order]
+    grouped = list(groups.values())
+    ordered = [grouped[index] for index in np.random.default_rng(0).permutation(len(grouped))]
     held_out = [group[0] for group in ordered[: development + test]]
     training = tuple(sentence for group in ordered[development + test :] for sentence in group)
     return Corpus(training, tuple(held_out[:development]), tuple(held_out[development:]))

@@ -116,3 +116,21 @@ def test_every_section_has_a_page():
     for page in SECTION_PAGES.values():
         assert page.question
         assert page.title
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "reads"),
+    [
+        ("heads", {"numbers": "model"}, True),
+        ("heads", {"numbers": "model", "show": "cache"}, False),
+        ("variants", {"numbers": "model"}, True),
+        ("variants", {"numbers": "model", "show": "cost"}, False),
+        ("variants", {"numbers": "random"}, False),
+        ("pipeline", {}, True),
+        ("scale", {}, False),
+    ],
+)
+def test_the_sentence_is_asked_for_where_it_is_read(section, changes, reads):
+    record = replace(getattr(LabChoices(), section), **changes)
+    found: Any = {"section": section, section: record}
+    assert uses_text(LabChoices(**found)) is reads

@@ -191,7 +191,8 @@ def test_every_page_draws_without_error_or_request(watched_page, tmp_path, name)
     ink = page.evaluate(
         """() => [...document.querySelectorAll("canvas")].some((canvas) => canvas.width > 1 &&
              canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value)) ||
-             [...document.querySelectorAll("img.drawing-image")].some((image) => image.naturalWidth > 1)"""
+             [...document.querySelectorAll("img.drawing-image")].some((image) => image.naturalWidth > 1) ||
+             [...document.querySelectorAll(".timeline-entry")].some((entry) => entry.offsetWidth > 1)"""
     )
     assert ink
 

@@ -36,9 +36,10 @@ from analysis.translation_words import END, SPECIAL, UNKNOWN, Vocabulary, join_w
 from analysis.translators import TRANSLATORS
 from attn_core import recording
 from attn_core.errors import UnsupportedModelError
+from attn_core.models.translator import Translator
 from scripts import evaluate_translator, train_translator
 from scripts.evaluate_translator import bleu, exact, recall
-from scripts.train_translator import batches, dressed, numbered
+from scripts.train_translator import batches, dressed, numbered, word_loss
 from scripts.translation_data import Sentence, joined, read_corpus
 
 NAMES = tuple(model.name for model in TRANSLATORS)
@@ -225,13 +226,34 @@ def looks(found, word: str) -> str:
 
 
 def test_i_love_you_comes_out_with_the_words_the_other_way_round():
-    found = translate(shipped(), "I love you")
-    assert found.text == "je t'aime"
-    assert found.source == ("I", "love", "you")
-    assert found.target == ("je", "t'", "aime")
-    assert looks(found, "t'") == "you"
-    assert looks(found, "aime") == "love"
-    assert looks(found, "je") == "I"
+    for name in ("translator-additive", "translator-dot"):
+        found = translate(shipped(name), "I love you")
+        assert found.text == "je t'aime"
+        assert found.source == ("I", "love", "you")
+        assert found.target == ("je", "t'", "aime")
+        assert [looks(found, word) for word in found.target] == ["I", "you", "love"]
+    polite = translate(shipped("translator-general"), "I love you")
+    assert polite.text == "je vous aime"
+    assert [looks(polite, word) for word in polite.target] == ["I", "you", "love"]
+    assert polite.alternatives[0].text == "je t'aime"
+    assert translate(shipped("translator-none"), "I love you").text == "je t'aime"
+
+
+@pytest.mark.parametrize(
+    ("text", "french", "pairs"),
+    [
+        ("She has a red book.", "elle a un livre rouge.", {"livre": "book", "rouge": "red"}),
+        ("I don't like black cats.", "je n'aime pas les chats noirs.", {"chats": "cats", "noirs": "black"}),
+        ("Tom gave me a white flower.", "Tom m'a donné une fleur blanche.", {"m'": "me", "blanche": "white"}),
+        ("It is a difficult question.", "c'est une question difficile.", {"difficile": "difficult"}),
+        ("Where is my new car?", "où est ma nouvelle voiture ?", {"nouvelle": "new", "voiture": "car"}),
+        ("She loves me.", "elle m'aime.", {"m'": "me", "aime": "loves"}),
+    ],
+)
+def test_additive_attention_follows_words_that_change_places(text, french, pairs):
+    found = translate(shipped(), text)
+    assert found.text == french
+    assert {word: looks(found, word) for word in pairs} == pairs
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -287,16 +309,29 @@ def test_steps_forced_and_searched_translations_agree(name, beam):
 
 
 def test_an_unknown_word_is_told_and_taken_over():
-    found = translate(shipped(), "Zbigniew is here.")
+    model = shipped("translator-dot")
+    found = translate(model, "Zbigniew is here.")
     assert found.unknown == (0,)
     assert found.text == "Zbigniew est ici."
     assert found.copied == (0,)
-    steps = step_by_step(shipped(), "Zbigniew is here.", beam=5)
+    steps = step_by_step(model, "Zbigniew is here.", beam=5)
     assert steps.steps[0].word == "Zbigniew"
+    assert steps.copied == (0,)
     assert steps.steps[0].candidates[0].word == UNKNOWN
-    assert UNKNOWN in translate(shipped("translator-none"), "Zbigniew is here.").target  # nothing says which
-    told = forced(shipped(), "Tom is here.", "Zbigniew est ici.")
+    twin = translate(shipped("translator-none"), "Zbigniew is here.")
+    assert twin.text == f"{UNKNOWN} est ici."  # without attention nothing says which word it is
+    assert twin.copied == ()
+    told = forced(model, "Tom is here.", "Zbigniew est ici.")
     assert (told.unknown, told.unknown_target) == ((), (0,))
+
+
+def test_no_word_is_unknown_where_every_english_word_is_known():
+    model = shipped("translator-none")
+    for text in ("The mail has come.", "Do you see the bird?"):
+        for beam in (1, 5):
+            found = translate(model, text, beam=beam, best=beam)
+            assert found.unknown == ()
+            assert UNKNOWN not in {word for each in (found, *found.alternatives) for word in each.target}
 
 
 def test_texts_that_cannot_be_are_told():
@@ -328,6 +363,11 @@ def test_the_measured_scores_say_what_the_page_says():
     assert twin is not None
     assert additive.bleu >= 32
     assert additive.bleu > twin.bleu
+    # Several sentences in a row: the twin loses more of every one, with attention next to nothing is lost.
+    for with_attention, without in zip(additive.parts, twin.parts, strict=True):
+        lost = [each.log_prob_alone - each.log_prob for each in (with_attention, without)]
+        assert -0.05 < lost[0] < 0.15 < 0.3 < lost[1]
+        assert with_attention.recall > without.recall
 
 
 def test_held_out_sentences_score_as_the_card_says(optional_data):
@@ -388,6 +428,25 @@ def test_the_split_keeps_sentences_in_other_dress_together(tmp_path):
     assert len(set.union(*bare)) == 36  # of which none is in two parts
 
 
+def test_the_coverage_loss_is_what_is_looked_at_again(tmp_path, monkeypatch):
+    corpus = read_corpus(corpus_file(tmp_path / "data"), development=2, test=2)
+    options = train_translator._parser().parse_args([str(tmp_path), "--embedding", "4", "--width", "4"])
+    model = train_translator.build(train_translator.facts_of(corpus, options)).eval()
+    batch = torch.tensor([[4, 5], [4, 0]]), torch.tensor([[2, 4, 5, 3], [2, 4, 3, 0]])
+    whole = Translator.vectors_and_weights
+
+    def planted(self, source, target):
+        weights = torch.tensor([[[0.8, 0.2], [0.5, 0.5], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]])
+        return whole(self, source, target)[0], weights
+
+    monkeypatch.setattr(Translator, "vectors_and_weights", planted)
+    # By hand, the padded last word left out: 0; 0.5 + 0.2; 0 + 0.7 | 0; 1.
+    by_hand = (0.7 + 0.7 + 1.0) / 5
+    with torch.no_grad():
+        plain = word_loss(model, batch)
+        assert_close(word_loss(model, batch, coverage=2.0) - plain, torch.tensor(2 * by_hand))
+
+
 def test_an_epoch_has_every_pair_once_joined_or_without_its_sign(tmp_path):
     corpus = read_corpus(corpus_file(tmp_path / "data"), development=2, test=2)
     english, french = corpus.vocabularies(1)
@@ -420,8 +479,9 @@ def test_the_script_trains_resumes_to_the_same_bytes_and_is_measured(tmp_path, c
         output = tmp_path / f"out{number}"
         train_translator.main(
             [str(folder), "--output", str(output), "--work", str(tmp_path / "work"), "--threads", "1",
-             "--epochs", "12", "--batch", "20", "--embedding", "16", "--width", "32", "--at-least", "1",
-             "--rate", "2e-2", "--dropout", "0", "--joined", "0", "--bare", "0", "--patience", "100"]
+             "--epochs", "11", "--covered", "1", "--batch", "20", "--embedding", "16", "--width", "32",
+             "--at-least", "1", "--rate", "2e-2", "--dropout", "0", "--joined", "0", "--bare", "0",
+             "--patience", "100"]
         )  # fmt: skip
         written.append((output / "weights.safetensors").read_bytes())
     assert written[0] == written[1]  # the second run only reads the last checkpoint

@@ -152,7 +152,11 @@ class Operation:
 
 
 def _floor_divided(left: Tensor, right: Tensor) -> Tensor:
-    return torch.div(left, right, rounding_mode="floor")
+    return torch.div(left, right, rounding_mode="floor") + 0.0  # 0, never −0, so that 1 / it has one sign
+
+
+def _remainder(left: Tensor, right: Tensor) -> Tensor:
+    return torch.remainder(left, right) + 0.0
 
 
 def _least(*operands: Tensor) -> Tensor:
@@ -201,7 +205,7 @@ OPERATORS: Mapping[str, Operation] = MappingProxyType(
         "*": Operation(torch.mul),
         "/": Operation(torch.div),
         "//": Operation(_floor_divided),
-        "%": Operation(torch.remainder),
+        "%": Operation(_remainder),
         "negative": Operation(torch.neg, 1, 1),
         "positive": Operation(torch.clone, 1, 1),
         "**": Operation(torch.pow),

@@ -163,6 +163,33 @@ class Translator(nn.Module):
 
     def vectors(self, source_ids: Tensor, target_ids: Tensor) -> Tensor:
         """(B, T, embedding): the vectors that ``forward`` reads words off."""
+        embedded, state = self._begun(source_ids, target_ids)
+        if self.takes_whole_target:
+            hidden, context, _ = self._advance(embedded, state)
+        else:
+            hidden, context, _ = self._one_by_one(embedded, state)
+        vectors: Tensor = self.dropout(self._read(embedded, hidden, context))
+        return vectors
+
+    def vectors_and_weights(self, source_ids: Tensor, target_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """``vectors``, and the weights (B, T, S) of "additive" or "concat" as part of the graph.
+
+        A loss may ask something of the alignment.
+
+        Raises:
+            ValueError: as ``forward``, or if the attention hands out no weights.
+        """
+        if self.scoring not in ("additive", "concat"):
+            raise ValueError(
+                f"Translator.vectors_and_weights: scoring must be additive or concat but is {self.scoring!r}; the "
+                "others keep no weights in the graph."
+            )
+        embedded, state = self._begun(source_ids, target_ids)
+        hidden, context, weights = self._one_by_one(embedded, state, graph=True)
+        return self.dropout(self._read(embedded, hidden, context)), weights[:, 0]
+
+    def _begun(self, source_ids: Tensor, target_ids: Tensor) -> tuple[Tensor, DecoderState]:
+        """The vectors (B, T, embedding) of the words before, and the decoder before the first of them."""
         source = self.encode(source_ids)
         check_ndim(target_ids, 2, "Translator: target_ids")
         if target_ids.shape[0] != source_ids.shape[0] or not target_ids.shape[1]:
@@ -170,14 +197,7 @@ class Translator(nn.Module):
                 f"Translator: target_ids must be ({source_ids.shape[0]}, T) with T at least 1 but is "
                 f"{tuple(target_ids.shape)}; begin each target with the mark of the beginning."
             )
-        state = self.begin(source)
-        embedded = self.dropout(self.target_embedding(target_ids))
-        if self.takes_whole_target:
-            hidden, context, _ = self._advance(embedded, state)
-        else:
-            hidden, context = self._one_by_one(embedded, state)
-        vectors: Tensor = self.dropout(self._read(embedded, hidden, context))
-        return vectors
+        return self.dropout(self.target_embedding(target_ids)), self.begin(source)
 
     def encode(self, source_ids: Tensor) -> SourceStates:
         """Read source sentences (B, S); padding changes no state and has state 0.
@@ -241,17 +261,24 @@ class Translator(nn.Module):
         scores: Tensor = nn.functional.linear(vectors, self.target_embedding.weight, self.output_bias)
         return scores
 
-    def _one_by_one(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, Tensor]:
-        """States (B, T, M) and contexts (B, T, M) where each step waits for the one before."""
+    def _one_by_one(
+        self, embedded: Tensor, state: DecoderState, *, graph: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """States and contexts (B, T, M) and weights (B, 1, T, S), each step waiting for the one before.
+
+        Args:
+            graph: hand the weights out as part of the graph.
+        """
         hiddens, contexts = [], []
-        with recording() as record:
+        with recording(graph=graph) as record:
             for index in range(embedded.shape[1]):
                 hidden, context, state = self._advance(embedded[:, index : index + 1], state)
                 hiddens.append(hidden)
                 contexts.append(context)
-        weights = torch.cat([call.map.weights() for call in record.calls], dim=2)  # (B, 1, T, S)
-        record_map(record.calls[0].module, DenseMap(stored=weights, key_valid=state.source.valid))
-        return torch.cat(hiddens, dim=1), torch.cat(contexts, dim=1)
+        rows = [call.map.weights() if call.weights is None else call.weights for call in record.calls]
+        weights = torch.cat(rows, dim=2)
+        record_map(record.calls[0].module, DenseMap(stored=weights.detach(), key_valid=state.source.valid))
+        return torch.cat(hiddens, dim=1), torch.cat(contexts, dim=1), weights
 
     def _advance(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, Tensor, DecoderState]:
         """States and contexts (B, n, M) of n more words (B, n, embedding), and the state after them.

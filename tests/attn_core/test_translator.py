@@ -192,6 +192,21 @@ def test_without_attention_the_last_state_is_all_there_is():
         assert torch.equal(scores, changed) == (scoring is None)
 
 
+@pytest.mark.parametrize("scoring", ["additive", "concat"])
+def test_the_alignment_can_be_asked_for_with_its_graph(scoring):
+    model = tiny(scoring)
+    source, target = torch.tensor([[3, 4, 5], [6, 0, 0]]), torch.tensor([[2, 3], [2, 4]])
+    vectors, weights = model.vectors_and_weights(source, target)
+    assert_close(vectors, model.vectors(source, target))
+    with torch.no_grad(), recording() as record:
+        model(source, target)
+    assert_close(weights.detach(), record.calls[0].map.weights()[:, 0])
+    (gradient,) = torch.autograd.grad(weights[0, :, 0].sum(), [model.attention.vector.weight])
+    assert gradient.abs().sum() > 0
+    with pytest.raises(ValueError, match="scoring must be additive or concat but is 'dot'"):
+        tiny("dot").vectors_and_weights(source, target)
+
+
 def test_one_way_reading_starts_from_the_last_word():
     model = tiny(None, bidirectional=False)
     with torch.no_grad():

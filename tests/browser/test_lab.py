@@ -132,7 +132,7 @@ def test_a_work_of_the_timeline_opens_what_runs_here(page: Page, app_server: Any
     from playwright.sync_api import expect
 
     opened(page, app_server, "timeline")
-    page.locator(".timeline").get_by_text("Additive scores").click()
+    page.get_by_role("button", name=re.compile("Additive scores")).click()
     expect(page).to_have_url(re.compile("entry="), timeout=MINUTES)
     page.locator(
         ".timeline a, .timeline button", has_text=re.compile("Lab|Open|Run", re.IGNORECASE)
@@ -144,8 +144,8 @@ def test_one_query_through_the_bundled_bert(page: Page, app_server: Any) -> None
     from playwright.sync_api import expect
 
     opened(page, app_server, "pipeline")
-    diagram = page.locator(".diagram")
-    expect(diagram).to_be_visible(timeout=MINUTES)
-    diagram.get_by_text("weights", exact=True).first.click()
-    expect(page).to_have_url(re.compile("stage="), timeout=MINUTES)
+    weights = page.locator(".diagram-box", has_text="weights")
+    expect(weights).to_be_visible(timeout=MINUTES)
+    weights.click()
+    expect(page).to_have_url(re.compile("stage=10"), timeout=MINUTES)
     expect(page.get_by_text("differ by at most", exact=False)).to_be_visible(timeout=MINUTES)

@@ -284,9 +284,9 @@ def test_what_the_browser_says_is_checked(said, pick):
     assert checked_pick(None, header) is None
 
 
-def test_a_choice_about_other_tokens_is_not_taken():
+def test_a_choice_about_other_matrices_is_not_taken():
     one, other = (
         unpack(formula_payload(formula_numbers(vectors), part="root", query=0, key=0, dim=0))[0]
-        for vectors in (drawn(3, 4), drawn(4, 4))
+        for vectors in (drawn(3, 4), drawn(3, 5))
     )
     assert one["input"] != other["input"]

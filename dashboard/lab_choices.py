@@ -165,7 +165,7 @@ class AlignmentChoices:
         show: one sentence, or how well sentences of each length come through.
     """
 
-    text: str = words("I love you.", TEXT_CHARACTERS)
+    text: str = words("I love you", TEXT_CHARACTERS)
     step: int = whole(0, 0, 99)
     scorings: tuple[str, ...] = some_of(
         ("additive", "dot", "general", "none"), "additive", "dot", "general", "none"

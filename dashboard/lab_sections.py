@@ -76,7 +76,7 @@ SECTION_PAGES: Mapping[Section, SectionPage] = MappingProxyType(
             "Alignment",
             "Where does a decoder look while it translates?",
             (
-                "Four small translators, trained on the same sentence pairs, that differ in their attention alone.",
+                "Four small translators, trained on the same sentence pairs, three with attention and one without.",
             ),
             "additive-and-luong.md",
             "lab_alignment",

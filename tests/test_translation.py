@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gzip
 import json
@@ -318,6 +319,8 @@ def test_an_unknown_word_is_told_and_taken_over():
     assert steps.steps[0].word == "Zbigniew"
     assert steps.copied == (0,)
     assert steps.steps[0].candidates[0].word == UNKNOWN
+    later = translate(model, "I saw Zbigniew yesterday.")
+    assert (later.text, later.unknown, later.copied) == ("j'ai vu Zbigniew hier.", (2,), (3,))
     twin = translate(shipped("translator-none"), "Zbigniew is here.")
     assert twin.text == f"{UNKNOWN} est ici."  # without attention nothing says which word it is
     assert twin.copied == ()
@@ -326,12 +329,23 @@ def test_an_unknown_word_is_told_and_taken_over():
 
 
 def test_no_word_is_unknown_where_every_english_word_is_known():
-    model = shipped("translator-none")
-    for text in ("The mail has come.", "Do you see the bird?"):
+    model = shipped()
+    for text in (
+        "Her face turned white.",
+        "He was looking at the sky.",
+    ):  # rather unknown, were it not forbidden
         for beam in (1, 5):
             found = translate(model, text, beam=beam, best=beam)
             assert found.unknown == ()
             assert UNKNOWN not in {word for each in (found, *found.alternatives) for word in each.target}
+
+
+def test_marks_are_never_said():
+    module = copy.deepcopy(shipped().module)
+    module.output_bias[[0, 2]] = 20.0  # padding and the beginning, the likeliest at every step
+    found = translate(dataclasses.replace(shipped(), module=module), "I love you")
+    assert found.text == "je t'aime"
+    assert max(found.log_probs) < -1
 
 
 def test_texts_that_cannot_be_are_told():

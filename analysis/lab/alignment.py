@@ -144,7 +144,17 @@ def recency_sentence(scores: Mapping[str, TranslatorScores]) -> str:
             f"{SCORING_TITLES[scoring]} keeps {first} % of the first sentence's words, {compared} "
             f"{'as' if first == last else 'than'} the {last} % of the last one's"
         )
-    return "; ".join(told) + "."
+    return " ".join(("; ".join(told) + ".", *_verdict(scores.get("none"))))
+
+
+def _verdict(twin: TranslatorScores | None) -> tuple[str, ...]:
+    """Whether the twin without attention forgets what it has read first."""
+    if twin is None:
+        return ()
+    most = max(each.parts for each in twin.parts)
+    worst = min((each for each in twin.parts if each.parts == most), key=lambda each: each.recall)
+    bias = "this is the recency bias" if worst.part == 0 else "no recency bias shows"
+    return (f"Without attention the {_ordinal(worst.part)} sentence comes through worst: {bias}.",)
 
 
 def _length_words(found: LengthScore) -> str:

@@ -1,4 +1,4 @@
-"""The alignment explorer: four translators that differ in their attention alone, watched word by word."""
+"""The alignment explorer: four translators, three with attention and one without, watched word by word."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METHOD = (
     "alignment by a decoder's attention: additive (Bahdanau et al. 2014, section 3.1), dot and general "
     "(Luong et al. 2015, section 3.1)"
 )
-EXAMPLES = ("I love you.", "Where is my new car?", "I don't like black cats.", "He bought a big house.")
+EXAMPLES = ("I love you", "Where is my new car?", "I don't like black cats.", "He bought a big house.")
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)

@@ -134,10 +134,9 @@ def test_a_work_of_the_timeline_opens_what_runs_here(page: Page, app_server: Any
     opened(page, app_server, "timeline")
     page.get_by_role("button", name=re.compile("Additive scores")).click()
     expect(page).to_have_url(re.compile("entry="), timeout=MINUTES)
-    page.locator(
-        ".timeline a, .timeline button", has_text=re.compile("Lab|Open|Run", re.IGNORECASE)
-    ).last.click()
+    page.locator(".timeline-link").first.click()
     expect(page.locator(".as-title")).to_contain_text("decoder", timeout=MINUTES)
+    assert "section=alignment" in page.url
 
 
 def test_one_query_through_the_bundled_bert(page: Page, app_server: Any) -> None:

@@ -82,6 +82,16 @@ def test_what_is_forgotten_is_told_from_the_numbers(first, last, said):
     assert said in recency_sentence({"additive": scores(first, last)})
 
 
+def test_the_twin_is_judged_by_what_it_loses():
+    assert "the first sentence comes through worst: this is the recency bias" in recency_sentence(
+        {"none": scores(0.2, 0.4)}
+    )
+    assert "the second sentence comes through worst: no recency bias" in recency_sentence(
+        {"none": scores(0.4, 0.2)}
+    )
+    assert "recency" not in recency_sentence({"additive": scores(0.2, 0.4)})
+
+
 def test_curves_of_memory_are_the_measured_ones():
     both = {"additive": scores(0.5, 0.4), "none": replace(scores(0.1, 0.4), sentences=100)}
     by_length, in_a_row = memory_sheet(both).panels

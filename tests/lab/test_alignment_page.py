@@ -60,7 +60,8 @@ def test_what_is_forgotten(monkeypatch):
     exports = Exports(monkeypatch)
     at = opened("alignment", show="memory")
     assert not at.exception
-    assert "of the first sentence's words" in shown(at)
+    assert "of the first sentence" in shown(at)
+    assert "no recency bias shows" in shown(at)
     assert isinstance(exports.given[-1][0], CurveSheet)
     exports.check()
     at.selectbox(key="lab_alignment_exported").set_value("Surprise").run()

@@ -5,10 +5,13 @@ from attn_core.bias import Bias, IndexedBias, RelativeBias, TableBias
 from attn_core.cost import (
     AttentionCost,
     AttentionShape,
+    additive_cost,
+    fast_weight_cost,
     flash_cost,
     kv_cache_bytes,
     linear_cost,
     linformer_cost,
+    reformer_cost,
     written_out_cost,
 )
 from attn_core.edits import HeadEdit, combined, gate, uniform
@@ -31,7 +34,7 @@ from attn_core.masks import MaskRule
 from attn_core.modules import AdditiveAttention, KeyValueCache, LuongAttention, MultiHeadAttention
 from attn_core.positions import alibi_bias, alibi_slopes, rotary, sinusoidal_positions
 from attn_core.scores import additive_scores, concat_scores, dot_scores, general_scores, scaled_dot_scores
-from attn_core.seam import editing, model_attention, recording
+from attn_core.seam import editing, model_attention, recording, weighted_values
 from attn_core.variants import (
     ALIGNMENTS,
     Alignment,
@@ -101,6 +104,7 @@ __all__ = [
     "TableBias",
     "UnsupportedModelError",
     "WindowedMap",
+    "additive_cost",
     "additive_scores",
     "alibi_bias",
     "alibi_slopes",
@@ -117,6 +121,7 @@ __all__ = [
     "dot_scores",
     "editing",
     "fast_weight_attention",
+    "fast_weight_cost",
     "fast_weight_weights",
     "flash_attention",
     "flash_cost",
@@ -137,10 +142,12 @@ __all__ = [
     "prefix_rule",
     "random_rotations",
     "recording",
+    "reformer_cost",
     "rotary",
     "scaled_dot_scores",
     "sinusoidal_positions",
     "uniform",
+    "weighted_values",
     "window_rule",
     "written_out_cost",
 ]

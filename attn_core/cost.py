@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from attn_core.mask_rules import allowed_share
 from attn_core.masks import MaskRule
@@ -122,8 +123,7 @@ def flash_cost(
     Raises:
         ValueError: if ``tile_queries`` is below 1.
     """
-    if tile_queries < 1:
-        raise ValueError(f"flash_cost: tile_queries must be at least 1 but is {tile_queries}.")
+    _at_least_one(tile_queries, "flash_cost: tile_queries")
     share = 1.0 if rule is None else allowed_share(rule, queries=shape.queries, keys=shape.keys)
     tiles = math.ceil(shape.queries * shape.heads // shape.groups / tile_queries)
     reads = max(share * tiles, min(1.0, share * shape.queries))
@@ -169,6 +169,7 @@ def linformer_cost(shape: AttentionShape, *, projected: int) -> AttentionCost:
     Raises:
         ValueError: if ``projected`` is below 1.
     """
+    _at_least_one(projected, "linformer_cost: projected")
     short = AttentionShape(**{**vars(shape), "keys": projected})
     inner = written_out_cost(short)
     moved = shape.key_value_numbers + short.key_value_numbers + 2 * projected * shape.keys
@@ -178,6 +179,114 @@ def linformer_cost(shape: AttentionShape, *, projected: int) -> AttentionCost:
         activation_bytes=inner.activation_bytes + shape.key_value_numbers * shape.element_bytes,
         cache_bytes=inner.cache_bytes,
     )
+
+
+def additive_cost(shape: AttentionShape, *, inner: int) -> AttentionCost:
+    """Additive attention, v · tanh(W q + U k), with its two projections (Bahdanau et al. 2014, appendix A.1.2).
+
+    The tanh of every pair is made in fast memory and made again for the backward pass; scores and weights stand in
+    the open.
+
+    Args:
+        inner: A, width inside the tanh.
+    Raises:
+        ValueError: if ``inner`` is below 1.
+    """
+    _at_least_one(inner, "additive_cost: inner")
+    keys = shape.batch * shape.groups * shape.keys
+    projected = (shape.query_numbers // shape.width + keys) * inner
+    weights = inner * (2 * shape.width + 1)
+    ends = shape.query_numbers + shape.key_value_numbers
+    return AttentionCost(
+        flops=2 * projected * shape.width + 2 * shape.pairs * (inner + shape.value_width),
+        bytes_moved=(ends + weights + 2 * projected + shape.context_numbers + 4 * shape.pairs)
+        * shape.element_bytes,
+        activation_bytes=(ends + projected + shape.pairs) * shape.element_bytes,
+        cache_bytes=keys * (inner + shape.value_width) * shape.element_bytes,
+    )
+
+
+def fast_weight_cost(
+    shape: AttentionShape, *, write_rule: Literal["sum", "delta"] = "delta", chunk: int = 64
+) -> AttentionCost:
+    """Fast weights, chunk by chunk: the memory is read and written once for each (Schlag et al. 2021).
+
+    Inside a chunk all pairs are multiplied out. The triangular system of the delta rule is solved by substitution,
+    which is no matrix product and is left out: chunk³ operations a chunk and group.
+
+    Args:
+        write_rule: as in ``attn_core.variants.fast_weight_attention``.
+        chunk: positions a chunk; 1 is the recurrence.
+    Raises:
+        ValueError: if ``chunk`` is below 1, or queries and keys are not the same positions.
+    """
+    _at_least_one(chunk, "fast_weight_cost: chunk")
+    _check_own_positions(shape, "fast_weight_cost")
+    whole, rest = divmod(shape.keys, chunk)
+    squares = whole * chunk**2 + rest**2  # pairs inside chunks
+    heads, groups = shape.batch * shape.heads, shape.batch * shape.groups
+    width, out = shape.width, shape.value_width
+    reads = 2 * heads * (shape.keys * width * out + squares * (width + out))
+    writes = 2 * groups * (shape.keys * width * out + squares * out)
+    if write_rule == "delta":
+        writes += 2 * groups * (shape.keys * width * out + squares * width)
+    memory = groups * width * out
+    chunks = whole + (rest > 0)
+    inputs = shape.query_numbers + shape.key_value_numbers + groups * shape.keys  # strengths too
+    return AttentionCost(
+        flops=reads + writes,
+        bytes_moved=(inputs + shape.context_numbers + 2 * chunks * memory) * shape.element_bytes,
+        activation_bytes=(inputs + groups * shape.keys * out + chunks * memory) * shape.element_bytes,
+        cache_bytes=memory * shape.element_bytes,
+    )
+
+
+def reformer_cost(shape: AttentionShape, *, buckets: int, rounds: int, chunk: int) -> AttentionCost:
+    """Reformer: each round hashes, sorts, and attends from a chunk to itself and the one before.
+
+    Kitaev et al. 2020, section 2. Query and key are one array, so that it is read and kept once.
+
+    Args:
+        buckets, rounds: of the hash; ``chunk``: positions a chunk.
+    Raises:
+        ValueError: if one of these is below 1, or the layer has no shared queries and keys.
+    """
+    for name, size in (("buckets", buckets), ("rounds", rounds), ("chunk", chunk)):
+        _at_least_one(size, f"reformer_cost: {name}")
+    _check_own_positions(shape, "reformer_cost")
+    if shape.groups != shape.heads:
+        raise ValueError(
+            f"reformer_cost: groups must be heads {shape.heads} but is {shape.groups}; query and key are one array."
+        )
+    heads = shape.batch * shape.heads
+    chunks = math.ceil(shape.keys / chunk)
+    pairs = heads * chunks * chunk * 2 * chunk  # of one round
+    hashing = 2 * shape.query_numbers * (buckets // 2)
+    attending = 2 * pairs * (shape.width + shape.value_width)
+    joining = 2 * shape.context_numbers  # contexts of the rounds, weighted
+    values = shape.context_numbers
+    # Of each round: queries once, keys and values by their own chunk and the next, context and its log-sum-exp.
+    moved = 3 * shape.query_numbers + 2 * values + shape.context_numbers + heads * shape.keys
+    return AttentionCost(
+        flops=rounds * (hashing + attending + joining),
+        bytes_moved=(rounds * moved + shape.query_numbers + values + shape.context_numbers)
+        * shape.element_bytes,
+        activation_bytes=(shape.query_numbers + values + rounds * (pairs + values)) * shape.element_bytes,
+        cache_bytes=(shape.query_numbers + values) * shape.element_bytes,
+    )
+
+
+def _at_least_one(size: int, name: str) -> None:
+    if size < 1:
+        raise ValueError(f"{name} must be at least 1 but is {size}; pass a positive integer.")
+
+
+def _check_own_positions(shape: AttentionShape, function: str) -> None:
+    if shape.queries != shape.keys:
+        raise ValueError(
+            f"{function}: queries must be the keys' own {shape.keys} positions but there are {shape.queries}; the "
+            "mechanism has no others."
+        )
 
 
 def kv_cache_bytes(shape: AttentionShape, *, rule: MaskRule | None = None, layers: int = 1) -> int:

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     import torch
 
-    from analysis.lab.variant_costs import COST_TITLES, counted_flops, growth, peak_tensor_bytes, runs_of
+    from analysis.lab.variant_costs import COST_TITLES, growth, operations, peak_tensor_bytes, runs_of
     from analysis.lab.variants import VariantSettings
 
     torch.set_num_threads(1)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 memory[variant].append(peak_tensor_bytes(run))
     rows = []
     for variant, title in COST_TITLES.items():
-        flops = counted_flops(variant, sizes[-1], settings)[0]
+        flops = operations(variant, sizes[-1], settings)
         rows.append(
             [
                 title,

@@ -9,7 +9,7 @@ does the work, nothing else of the server stands in its memory, and it can be st
   machine disturbs them alike; one round before is not counted;
 * memory: the most bytes of tensors alive at once beyond what is given, as PyTorch's profiler records every
   allocation and release, temporary ones inside an operator too; runs agree to a few kilobytes;
-* operations: of ``attn_core.cost`` where it has the mechanism, else of the products that PyTorch counts in a run.
+* operations: of the matrix products, by the formulas of ``attn_core.cost``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -32,11 +32,18 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from analysis.figure_lab import Curve, CurvePanel, CurveSheet
 from analysis.lab.variants import TITLES, Variant, VariantSettings, hue_of, percent
-from attn_core.cost import AttentionShape, flash_cost, linear_cost, linformer_cost, written_out_cost
+from attn_core.cost import (
+    AttentionShape,
+    fast_weight_cost,
+    flash_cost,
+    linear_cost,
+    linformer_cost,
+    reformer_cost,
+    written_out_cost,
+)
 from attn_core.flash import flash_attention
 from attn_core.functional import attention
 from attn_core.mask_rules import block_sparse_rule
@@ -93,7 +100,7 @@ class Measurement:
     Attributes:
         seconds: CPU time of one thread, median.
         memory: most bytes of tensors alive at once beyond query, key, value and what is drawn beforehand.
-        flops: operations of one pass; ``formula``: they are those of ``attn_core.cost``, else counted in the run.
+        flops: operations of one pass.
     """
 
     variant: Costed
@@ -101,7 +108,6 @@ class Measurement:
     seconds: float
     memory: int
     flops: int
-    formula: bool
 
 
 def runs_of(variant: Costed, size: int, settings: VariantSettings) -> Callable[[], Tensor]:
@@ -122,10 +128,7 @@ def runs_of(variant: Costed, size: int, settings: VariantSettings) -> Callable[[
         projections = settings.projections(size)
         return lambda: linformer_attention(query, key, value, *projections).context
     if variant == "reformer":
-        buckets = max(2 * size // CHUNK, 2)
-        rotations = random_rotations(
-            WIDTH, buckets - buckets % 2, settings.hashes, generator=settings.generator()
-        )
+        rotations = random_rotations(WIDTH, _buckets(size), settings.hashes, generator=settings.generator())
         return lambda: chunked_lsh_attention(query, value, rotations, chunk=CHUNK).context
     if variant == "window":
         rule = settings.window_rule
@@ -150,28 +153,32 @@ def _sums(
     return run
 
 
-def counted_flops(variant: Costed, size: int, settings: VariantSettings) -> tuple[int, bool]:
-    """Operations of one pass, and whether a formula of ``attn_core.cost`` gives them (else they are counted)."""
+def operations(variant: Costed, size: int, settings: VariantSettings) -> int:
+    """FLOPs of one pass, by the formulas of ``attn_core.cost``; a sparse rule is counted by the pair."""
     shape = AttentionShape(1, 1, 1, size, size, WIDTH, WIDTH, 4)
+    features = settings.count if settings.features == "random" else WIDTH
     if variant == "exact":
-        return written_out_cost(shape).flops, True
+        return written_out_cost(shape).flops
     if variant == "fused":
-        return flash_cost(shape).flops, True
+        return flash_cost(shape).flops
     if variant == "linear":
-        features = settings.count if settings.features == "random" else None
-        return linear_cost(shape, features=features).flops, True
+        return linear_cost(shape, features=features).flops
+    if variant == "fast_weights":
+        return fast_weight_cost(replace(shape, width=features), write_rule="delta").flops
     if variant == "linformer":
-        slots = settings.projections(size)[0].shape[0]
-        return linformer_cost(shape, projected=slots).flops, True
+        return linformer_cost(shape, projected=settings.projections(size)[0].shape[0]).flops
+    if variant == "reformer":
+        return reformer_cost(shape, buckets=_buckets(size), rounds=settings.hashes, chunk=CHUNK).flops
     if variant == "window":
-        return flash_cost(shape, rule=settings.window_rule).flops, True
-    if variant == "block":
-        rule = block_sparse_rule(settings.layout(size), block_size=settings.block)
-        return flash_cost(shape, rule=rule).flops, True
-    run = runs_of(variant, size, settings)
-    with FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops(), False
+        return flash_cost(shape, rule=settings.window_rule).flops
+    rule = block_sparse_rule(settings.layout(size), block_size=settings.block)
+    return flash_cost(shape, rule=rule).flops
+
+
+def _buckets(size: int) -> int:
+    """Buckets of Reformer: two for each chunk, an even number."""
+    buckets = max(2 * size // CHUNK, 2)
+    return buckets - buckets % 2
 
 
 def peak_tensor_bytes(run: Callable[[], Any]) -> int:
@@ -215,14 +222,12 @@ def measurements(plan: CostPlan) -> Iterator[Measurement]:
                     if round_number:
                         taken[variant].append(time.thread_time() - start)
             for variant, run in runs.items():
-                flops, formula = counted_flops(variant, size, plan.settings)
                 yield Measurement(
                     variant,
                     size,
                     statistics.median(taken[variant]),
                     peak_tensor_bytes(run),
-                    flops,
-                    formula,
+                    operations(variant, size, plan.settings),
                 )
 
 
@@ -333,7 +338,6 @@ def cost_rows(found: Sequence[Measurement]) -> tuple[tuple[str, ...], ...]:
     for variant in dict.fromkeys(each.variant for each in found):
         own = series(found, variant)
         last, sizes = own[-1], [each.size for each in own]
-        flops = f"{last.flops / 1e6:,.1f}" + ("" if last.formula else " (counted)")
         rows.append(
             (
                 COST_TITLES[variant],
@@ -341,7 +345,7 @@ def cost_rows(found: Sequence[Measurement]) -> tuple[tuple[str, ...], ...]:
                 _power(growth(sizes, [each.seconds for each in own])),
                 f"{last.memory / 2**20:,.2f} MiB",
                 _power(growth(sizes, [each.memory for each in own])),
-                flops,
+                f"{last.flops / 1e6:,.1f}",
                 _power(growth(sizes, [each.flops for each in own])),
             )
         )

@@ -38,9 +38,8 @@ NAMES = {
 MEASURED_NOTES = (
     "Measured on this machine: time is CPU time of one thread, median of 5 repeats, all variants in turn; memory is "
     "the most bytes of tensors alive at once beyond the input, as PyTorch's profiler records them.",
-    "Operations are the formulas of attn_core.cost, which count a sparse rule by the pair, or (Reformer, fast "
-    "weights) what PyTorch counts in a run. Reformer's buckets grow with n, 64 positions a chunk; the window is "
-    "computed in blocks of 64.",
+    "Operations are the formulas of attn_core.cost, which count a sparse rule by the pair. Reformer's buckets grow "
+    "with n, 64 positions a chunk; the window is computed in blocks of 64.",
 )
 
 

@@ -9,20 +9,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
-from attn_core import MaskRule, attention
+from attn_core import AdditiveAttention, MaskRule, attention
 from attn_core.cost import (
     AttentionShape,
+    additive_cost,
+    fast_weight_cost,
     flash_cost,
     kv_cache_bytes,
     linear_cost,
     linformer_cost,
+    reformer_cost,
     written_out_cost,
 )
 from attn_core.flash.fused import fused_attention
 from attn_core.functional import repeat_groups
 from attn_core.mask_rules import allowed_share, causal_rule, prefix_rule, window_rule
+from attn_core.variants.fast_weights import WriteRule, fast_weight_attention
+from attn_core.variants.reformer import chunked_lsh_attention, random_rotations
 
 small = st.integers(1, 6)
 
@@ -116,6 +122,82 @@ def test_linformer_does_what_is_counted(shape: AttentionShape, projected: int) -
         attention(query, matrix @ key, matrix @ value)
 
     assert linformer_cost(shape, projected=projected).flops == counted(projected_attention, *tensors(shape))
+
+
+@given(shapes(), small, st.sampled_from(["sum", "delta"]))
+def test_fast_weights_do_what_is_counted(shape: AttentionShape, chunk: int, write_rule: WriteRule) -> None:
+    shape = replace(shape, queries=shape.keys)
+
+    def in_chunks(query: Tensor, key: Tensor, value: Tensor) -> None:
+        fast_weight_attention(query, key, value, write_rule=write_rule, form="chunked", chunk=chunk)
+
+    assert fast_weight_cost(shape, write_rule=write_rule, chunk=chunk).flops == counted(
+        in_chunks, *tensors(shape)
+    )
+
+
+@given(shapes(), st.sampled_from([1, 2, 4]), st.integers(1, 3), small)
+def test_reformer_does_what_is_counted(shape: AttentionShape, buckets: int, rounds: int, chunk: int) -> None:
+    shape = replace(shape, queries=shape.keys, groups=shape.heads)
+    rotations = random_rotations(shape.width, buckets, rounds)
+
+    def hashed(query: Tensor, key: Tensor, value: Tensor) -> None:
+        chunked_lsh_attention(query, value, rotations, chunk=chunk)
+
+    cost = reformer_cost(shape, buckets=buckets, rounds=rounds, chunk=chunk)
+    assert cost.flops == counted(hashed, *tensors(shape))
+
+
+@given(shapes(), small)
+def test_additive_attention_does_what_is_counted(shape: AttentionShape, inner: int) -> None:
+    shape = replace(shape, heads=1, groups=1, value_width=shape.width)
+    layer = AdditiveAttention(shape.width, shape.width, inner)
+    query, source, _ = (tensor[:, 0] for tensor in tensors(shape))
+
+    def written_out(query: Tensor, source: Tensor) -> Tensor:
+        pairs = layer.query_projection(query)[:, :, None] + layer.key_projection(source)[:, None]
+        return layer.vector(torch.tanh(pairs))[..., 0].softmax(-1) @ source
+
+    assert_close(layer(query, source), written_out(query, source))
+    assert additive_cost(shape, inner=inner).flops == counted(written_out, query, source)
+
+
+def test_what_grows_with_what() -> None:
+    """The memory of fast weights is of one size, Reformer's pairs grow with n, additive attention's with n²."""
+    short, long = (AttentionShape(1, 2, 2, n, n, 8, 8) for n in (1024, 4096))
+    assert fast_weight_cost(long).cache_bytes == fast_weight_cost(short).cache_bytes == 2 * 8 * 8 * 2
+    assert fast_weight_cost(long).flops == 4 * fast_weight_cost(short).flops
+    assert fast_weight_cost(long, chunk=4096).bytes_moved < fast_weight_cost(long, chunk=1).bytes_moved
+    reformer = [reformer_cost(shape, buckets=16, rounds=2, chunk=64) for shape in (short, long)]
+    assert reformer[1].flops == 4 * reformer[0].flops
+    assert reformer[1].activation_bytes == 4 * reformer[0].activation_bytes
+    additive = [additive_cost(shape, inner=8) for shape in (short, long)]
+    assert 15 < additive[1].flops / additive[0].flops < 16
+    assert additive[0].cache_bytes == kv_cache_bytes(short)  # here A = D: projected keys take the keys' place
+
+
+@pytest.mark.parametrize(
+    ("cost", "options", "message"),
+    [
+        (fast_weight_cost, {"chunk": 0}, "fast_weight_cost: chunk must be at least 1"),
+        (additive_cost, {"inner": 0}, "additive_cost: inner must be at least 1"),
+        (linformer_cost, {"projected": 0}, "linformer_cost: projected must be at least 1"),
+        (reformer_cost, {"buckets": 2, "rounds": 0, "chunk": 4}, "reformer_cost: rounds must be at least 1"),
+    ],
+)
+def test_a_cost_of_nothing_is_refused(cost, options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cost(AttentionShape(1, 1, 1, 4, 4, 2, 2), **options)
+
+
+def test_mechanisms_without_other_queries_refuse_them() -> None:
+    shape = AttentionShape(1, 2, 2, 3, 4, 2, 2)
+    with pytest.raises(ValueError, match="fast_weight_cost: queries must be the keys' own 4 positions"):
+        fast_weight_cost(shape)
+    with pytest.raises(ValueError, match="reformer_cost: queries must be"):
+        reformer_cost(shape, buckets=2, rounds=1, chunk=4)
+    with pytest.raises(ValueError, match="reformer_cost: groups must be heads 2 but is 1"):
+        reformer_cost(replace(shape, groups=1, queries=4), buckets=2, rounds=1, chunk=4)
 
 
 @given(shapes())
@@ -224,5 +306,3 @@ def test_wrong_sizes_are_refused() -> None:
     shape = AttentionShape(1, 1, 1, 1, 1, 1, 1)
     with pytest.raises(ValueError, match="tile_queries must be at least 1 but is 0"):
         flash_cost(shape, tile_queries=0)
-    with pytest.raises(ValueError, match="keys must be at least 1 but is 0"):
-        linformer_cost(shape, projected=0)

@@ -24,10 +24,10 @@ from analysis.lab.variant_costs import (
     cost_conclusions,
     cost_rows,
     cost_sheet,
-    counted_flops,
     growth,
     measured,
     measurements,
+    operations,
     peak_tensor_bytes,
     runs_of,
 )
@@ -55,28 +55,20 @@ def test_fused_is_exact_and_reformer_sees_its_chunks() -> None:
         runs_of("other", 96, sizes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("variant", ["exact", "linear", "linformer"])
+@pytest.mark.parametrize("variant", ["exact", "linear", "fast_weights", "linformer", "reformer"])
 @pytest.mark.parametrize("features", ["elu", "random"])
 def test_formulas_of_operations_are_what_pytorch_counts(variant, features: str) -> None:
     sizes = VariantSettings(features=features, count=16)
     run = runs_of(variant, 70, sizes)
     with FlopCounterMode(display=False) as counter:
         run()
-    flops, formula = counted_flops(variant, 70, sizes)
-    made = (
-        2 * 2 * 70 * WIDTH * 16 if variant == "linear" and features == "random" else 0
-    )  # the features themselves
-    assert formula
-    assert counter.get_total_flops() == flops + made
+    mapped = variant in ("linear", "fast_weights") and features == "random"
+    made = 2 * 2 * 70 * WIDTH * 16 if mapped else 0  # the features themselves
+    assert counter.get_total_flops() == operations(variant, 70, sizes) + made
 
 
-def test_where_there_is_no_formula_the_run_is_counted() -> None:
-    for variant in ("reformer", "fast_weights"):
-        flops, formula = counted_flops(variant, 64, VariantSettings())
-        assert not formula
-        assert flops > 0
-    sparse, formula = counted_flops("window", 256, VariantSettings(window=1))
-    assert (sparse, formula) == (256 * 4 * WIDTH, True)
+def test_a_sparse_rule_is_counted_by_the_pair() -> None:
+    assert operations("window", 256, VariantSettings(window=1)) == 256 * 4 * WIDTH
 
 
 def test_the_peak_counts_what_is_alive_at_once_temporary_or_not() -> None:
@@ -156,9 +148,7 @@ def test_a_failing_process_is_told() -> None:
 
 def points(variant: str, power: float, *, at_last: float, memory: float = 1.0) -> list[Measurement]:
     return [
-        Measurement(
-            variant, n, at_last * (n / 4096) ** power, int(2**20 * memory * (n / 4096) ** power), n, True
-        )  # type: ignore[arg-type]
+        Measurement(variant, n, at_last * (n / 4096) ** power, int(2**20 * memory * (n / 4096) ** power), n)  # type: ignore[arg-type]
         for n in (64, 256, 512, 1024, 4096)
     ]
 

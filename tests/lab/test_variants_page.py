@@ -87,7 +87,7 @@ def quickly(plan: variant_costs.CostPlan, progress) -> tuple[Measurement, ...]:
     """Made-up numbers of every variant at three lengths."""
     progress(0.5)
     return tuple(
-        Measurement(variant, n, n * 1e-6, n * 1000, n * 100, True)
+        Measurement(variant, n, n * 1e-6, n * 1000, n * 100)
         for n in (64, 1024, 4096)
         for variant in plan.variants
     )

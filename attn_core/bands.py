@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from attn_core.checks import check_index, check_ndim
-from attn_core.flash.tiled import strip_rows
 from attn_core.maps import AttentionMap, Piece
+from attn_core.strips import strip_rows
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from torch import Tensor
 from attn_core.bias import Bias, bias_block
 from attn_core.checks import check_index, check_ndim
 from attn_core.errors import MemoryBudgetError
-from attn_core.flash.tiled import strip_rows
 from attn_core.functional import at_least_float32, attention_scores, masked_softmax, repeat_groups
 from attn_core.maps import MEMORY_BUDGET, DenseMap
 from attn_core.masks import MaskRule
+from attn_core.strips import strip_rows
 
 FORBIDDING = -1e4
 """A bias at or below this is a mask that a model wrote out: they add the smallest number of the type, or −10,000."""

@@ -18,9 +18,9 @@ from torch import Tensor
 from attn_core.bias import Bias, bias_block, select_bias
 from attn_core.checks import check_index, check_ndim
 from attn_core.errors import MemoryBudgetError
-from attn_core.flash.tiled import strip_rows
 from attn_core.functional import attention_scores
 from attn_core.masks import MaskRule
+from attn_core.strips import strip_rows
 
 Piece = tuple[Tensor, Tensor, Tensor]
 """(r,) queries, (c,) keys, and the (B, H, r, c) weights between them."""

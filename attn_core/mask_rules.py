@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from attn_core.checks import check_ndim
-from attn_core.flash.tiled import strip_rows
 from attn_core.masks import MaskRule, Predicate, banded
+from attn_core.strips import strip_rows
 
 
 class SizedPredicate(Protocol):

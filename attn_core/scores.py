@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attn_core.checks import check_ndim, check_query_key_value
-from attn_core.flash.tiled import strip_rows
 from attn_core.functional import attention_scores, repeat_groups, resolve_scale
+from attn_core.strips import strip_rows
 
 
 def additive_scores(

@@ -23,9 +23,9 @@ from analysis.evidence.explanation import kept_positions, position_count
 from analysis.evidence.targets import Outputs, Target
 from analysis.hf.attention import Kind, capture
 from attn_core.errors import UnsupportedModelError
-from attn_core.flash.tiled import strip_rows
 from attn_core.maps import AttentionMap
 from attn_core.seam import Recorded
+from attn_core.strips import strip_rows
 
 if TYPE_CHECKING:
     from analysis.inputs import Inputs

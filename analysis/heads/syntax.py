@@ -32,8 +32,8 @@ from analysis.hf.families import RECURRENT
 from analysis.inputs import encode_text, encode_texts
 from analysis.trace import trace
 from attn_core.errors import UnsupportedModelError
-from attn_core.flash.tiled import strip_rows
 from attn_core.maps import AttentionMap
+from attn_core.strips import strip_rows
 
 if TYPE_CHECKING:
     from analysis.models import LoadedModel

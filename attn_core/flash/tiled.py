@@ -15,14 +15,7 @@ from attn_core.functional import (
     resolve_scale,
 )
 from attn_core.masks import MaskRule
-
-STRIP_ELEMENTS = 4_000_000
-"""Scores held at once: 16 MB in float32, small enough for caches and large enough for the matrix product."""
-
-
-def strip_rows(batch_heads: int, keys: int, *, elements: int = STRIP_ELEMENTS) -> int:
-    """How many queries a strip holds so that batch · heads · strip · keys stays below ``elements``."""
-    return max(1, elements // max(1, batch_heads * keys))
+from attn_core.strips import strip_rows
 
 
 def tiled_attention(

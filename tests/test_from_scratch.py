@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ from analysis.trained import (
 )
 from attn_core.errors import UnsupportedModelError
 from dashboard import adversarial_cache, figures
-from dashboard.views import heads_sources
 from tests.test_app import opened, settled, shown
 from tests.test_evidence_views import finished
 
@@ -282,13 +280,11 @@ def test_batches_padded_on_either_side_are_the_librarys(side):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Short searches, and a sample corpus of two texts."""
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short searches."""
     monkeypatch.setattr(adversarial_cache, "STEPS", {"projected": 3, "penalty": 3})
     monkeypatch.setattr(adversarial_cache, "CANDIDATES", 2)
     monkeypatch.setattr(adversarial_cache, "PERMUTATIONS", 6)
-    monkeypatch.setattr(heads_sources, "sample_corpus", lambda: ("The house is old.", "It rained."))
-    return
 
 
 def page_of(page: str, model: str, **params: str) -> AppTest:
@@ -314,7 +310,7 @@ VIEWS = [
     ("text", "matrix", "matrix_view", TEXT),
     ("text", "rollout", "token_strip", TEXT),
     ("text", "evidence", "evidence_words", TEXT),
-    ("text", "heads", "head_grid", TEXT),
+    ("text", "heads", "head_grid", {**TEXT, "over": "input"}),
     ("text", "adversarial", "attention_contrast", TEXT),
     ("image", "attention", "patch_map", {"sample": "cat"}),
     ("image", "attention", "patch_map", PICTURE),

@@ -90,9 +90,9 @@ def _legend_lines(names: Sequence[str], columns: int) -> int:
     """About how many lines a legend of these names takes above so many panels; none of one curve alone."""
     if len(names) < 2:
         return 0
-    return math.ceil(
-        sum(60 + 7 * min(len(name), LEGEND_CHARACTERS) for name in names) / (PANEL_WIDTH * columns)
-    )
+    width = sum(60 + 7 * min(len(name), LEGEND_CHARACTERS) for name in names)
+    lines = math.ceil(width / (PANEL_WIDTH * columns))
+    return lines + (columns == 1 and lines > 1)  # a panel alone may stand in a narrow column, a name a line
 
 
 def _add_panel(figure: Chart, panel: CurvePanel, place: dict[str, int], legend: set[tuple[str, str]]) -> None:

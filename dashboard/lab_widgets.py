@@ -36,10 +36,13 @@ def choice_of(
 
     Args:
         words: what each option is called; else ``say`` tells.
-        options: fewer or other options than the choice's own; a value that is not among them is not shown as chosen.
+        options: fewer or other options than the choice's own. A value beyond the end of a range is shown as its end,
+            which is what sections take.
     """
     key, value = _given(section, name)
     offered = list(words or options or kind_of(getattr(current().lab, section), name).options)
+    if isinstance(options, range) and len(offered) > 1:  # one: the model that tells the end is not loaded yet
+        value = min(max(value, offered[0]), offered[-1])
     if value not in offered:
         offered = [value, *offered]
     st.selectbox(
@@ -51,6 +54,18 @@ def choice_of(
         label_visibility="collapsed",
         width=width,
         help=help,
+    )
+
+
+def index_of(section: Section, name: str, count: int, *, width: int = 110) -> None:
+    """A layer or a head, from 0, among so many; one beyond the end is shown as the last."""
+    choice_of(
+        section,
+        name,
+        name.capitalize(),
+        options=range(count),
+        say=lambda index: f"{name} {index}",
+        width=width,
     )
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from dashboard.components.mount import Height, mount
+from dashboard.components.mount import Height, mount_picking, pick_about
 from dashboard.components.text_views import is_index
-from dashboard.figures import read_header
 
 
 class FormulaPick(NamedTuple):
@@ -31,16 +30,7 @@ def formula_view(
         height: of its frame.
         on_pick: called before the next run with what the user picked.
     """
-    import streamlit as st
-
-    header, _ = read_header(payload)
-
-    def picked() -> None:
-        pick = checked_pick(st.session_state.get(key), header)
-        if pick is not None:
-            on_pick(pick)
-
-    mount("formula", payload, key=key, height=height, callbacks={"pick": picked})
+    mount_picking("formula", payload, key=key, height=height, checked=checked_pick, on_pick=on_pick)
 
 
 def checked_pick(said: object, header: Mapping[str, Any]) -> FormulaPick | None:
@@ -50,8 +40,8 @@ def checked_pick(said: object, header: Mapping[str, Any]) -> FormulaPick | None:
         said: ``pick`` {``input``, ``part``, ``cell``}; ``cell`` is [row, column] as drawn, or None.
         header: of the blob (``matrices``, ``input``).
     """
-    pick = said.get("pick") if isinstance(said, Mapping) else None
-    if not isinstance(pick, Mapping) or pick.get("input") != header["input"]:
+    pick = pick_about(said, header)
+    if pick is None:
         return None
     shapes = {matrix["part"]: matrix["shape"] for matrix in header["matrices"]}
     part, cell = pick.get("part"), pick.get("cell")

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dashboard.figures import read_header, with_header
 
@@ -37,6 +37,8 @@ KITS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """What some components share besides the kit of all."""
+
+Pick = TypeVar("Pick")
 
 Callback = Callable[[], None]
 Height = int | Literal["content"]
@@ -89,6 +91,40 @@ def mount(
         height=height,
         **{f"on_{event}_change": call or _nothing for event, call in callbacks.items()},
     )
+
+
+def mount_picking(
+    name: str,
+    payload: bytes,
+    *,
+    key: str,
+    height: Height,
+    checked: Callable[[object, Mapping[str, Any]], Pick | None],
+    on_pick: Callable[[Pick], None],
+) -> None:
+    """Show a component in which the user picks something, and hand on what was picked before the next run.
+
+    Args:
+        name, payload, key, height: as in ``mount``.
+        checked: (what the browser said, header of the blob) → the pick, or None for what does not fit the blob.
+        on_pick: called with the pick.
+    """
+    import streamlit as st
+
+    header, _ = read_header(payload)
+
+    def picked() -> None:
+        found = checked(st.session_state.get(key), header)
+        if found is not None:
+            on_pick(found)
+
+    mount(name, payload, key=key, height=height, callbacks={"pick": picked})
+
+
+def pick_about(said: object, header: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The ``pick`` that a browser said, if it is about the input of this blob."""
+    pick = said.get("pick") if isinstance(said, Mapping) else None
+    return pick if isinstance(pick, Mapping) and pick.get("input") == header["input"] else None
 
 
 def without_echo(payload: bytes, said: Mapping[str, Any] | None, *, key: str) -> bytes:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from dashboard.components.mount import Height, mount
+from dashboard.components.mount import Height, mount_picking, pick_about
 from dashboard.components.text_views import is_index
-from dashboard.figures import read_header
 
 
 class TimelinePick(NamedTuple):
@@ -31,16 +30,7 @@ def timeline_view(
         height: of its frame.
         on_pick: called before the next run with what the user picked.
     """
-    import streamlit as st
-
-    header, _ = read_header(payload)
-
-    def picked() -> None:
-        pick = checked_timeline(st.session_state.get(key), header)
-        if pick is not None:
-            on_pick(pick)
-
-    mount("timeline", payload, key=key, height=height, callbacks={"pick": picked})
+    mount_picking("timeline", payload, key=key, height=height, checked=checked_timeline, on_pick=on_pick)
 
 
 def checked_timeline(said: object, header: Mapping[str, Any]) -> TimelinePick | None:
@@ -50,8 +40,8 @@ def checked_timeline(said: object, header: Mapping[str, Any]) -> TimelinePick | 
         said: ``pick`` {``input``, ``entry``, ``follow``}.
         header: of the blob (``entries``, ``input``).
     """
-    pick = said.get("pick") if isinstance(said, Mapping) else None
-    if not isinstance(pick, Mapping) or pick.get("input") != header["input"]:
+    pick = pick_about(said, header)
+    if pick is None:
         return None
     entry, follow = pick.get("entry"), pick.get("follow")
     known = {each["key"] for each in header["entries"]}
@@ -71,16 +61,7 @@ def diagram_view(
         height: of its frame.
         on_pick: called before the next run with the index of the stage that the user chose.
     """
-    import streamlit as st
-
-    header, _ = read_header(payload)
-
-    def picked() -> None:
-        stage = checked_diagram(st.session_state.get(key), header)
-        if stage is not None:
-            on_pick(stage)
-
-    mount("diagram", payload, key=key, height=height, callbacks={"pick": picked})
+    mount_picking("diagram", payload, key=key, height=height, checked=checked_diagram, on_pick=on_pick)
 
 
 def checked_diagram(said: object, header: Mapping[str, Any]) -> int | None:
@@ -90,8 +71,8 @@ def checked_diagram(said: object, header: Mapping[str, Any]) -> int | None:
         said: what came from the browser: ``pick`` {``input``, ``stage``}.
         header: of the blob (``stages``, ``input``).
     """
-    pick = said.get("pick") if isinstance(said, Mapping) else None
-    if not isinstance(pick, Mapping) or pick.get("input") != header["input"]:
+    pick = pick_about(said, header)
+    if pick is None:
         return None
     stage = pick.get("stage")
     return stage if isinstance(stage, int) and is_index(stage, len(header["stages"])) else None

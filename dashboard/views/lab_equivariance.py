@@ -9,7 +9,7 @@ from dashboard.lab_choices import LabChoices
 from dashboard.lab_sections import LabFigure
 from dashboard.lab_show import show_matrices
 from dashboard.lab_vectors import bert_heads, bert_layers, bert_vectors
-from dashboard.lab_widgets import choice_of, slider_of, switch_of
+from dashboard.lab_widgets import choice_of, index_of, slider_of, switch_of
 
 if TYPE_CHECKING:
     from analysis.lab.equivariance import Mechanism, Shuffle, Shuffled
@@ -48,11 +48,11 @@ def tools(choices: LabChoices) -> None:
     switch_of("equivariance", "shuffle", "What is shuffled", SHUFFLE_LABELS)
     choice_of("equivariance", "mechanism", "Mechanism", words=MECHANISM_LABELS, width=160)
     switch_of("equivariance", "numbers", "Vectors", {"random": "Random", "model": "Head of BERT"})
-    heads = range(RANDOM_HEADS)
+    heads = RANDOM_HEADS
     if chosen.numbers == "model":
-        layers, heads = range(bert_layers()), range(bert_heads())
-        choice_of("equivariance", "layer", "Layer", options=layers, say=lambda n: f"layer {n}", width=95)
-    choice_of("equivariance", "head", "Head", options=heads, say=lambda n: f"head {n}", width=95)
+        layers, heads = bert_layers(), bert_heads()
+        index_of("equivariance", "layer", layers, width=95)
+    index_of("equivariance", "head", heads, width=95)
     slider_of("equivariance", "seed", "Seed", width=120, help="Of the order, and of random vectors.")
 
 

@@ -11,7 +11,7 @@ from dashboard.frame import note, notes
 from dashboard.lab_choices import FormulaChoices, LabChoices
 from dashboard.lab_sections import LabFigure
 from dashboard.lab_vectors import bert_head_width, bert_heads, bert_layers, bert_vectors, model_vectors
-from dashboard.lab_widgets import choice_of, slider_of, switch_of, toggle_of
+from dashboard.lab_widgets import choice_of, index_of, slider_of, switch_of, toggle_of
 from dashboard.selection import choose_in_section
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ def tools(choices: LabChoices) -> None:
         {"worked": "Worked example", "model": "Head of BERT", "random": "Random"},
     )
     if chosen.numbers == "model":
-        choice_of(
-            "formula", "layer", "Layer", options=range(bert_layers()), say=lambda n: f"layer {n}", width=88
-        )
-        choice_of("formula", "head", "Head", options=range(bert_heads()), say=lambda n: f"head {n}", width=88)
+        index_of("formula", "layer", bert_layers(), width=88)
+        index_of("formula", "head", bert_heads(), width=88)
         slider_of("formula", "dims", "dₖ", high=bert_head_width(), width=90)
     elif chosen.numbers == "random":
         slider_of("formula", "width", "dₖ", width=120)

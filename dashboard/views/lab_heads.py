@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from dashboard.lab_choices import LabChoices, SplitChoices
 from dashboard.lab_sections import LabFigure
 from dashboard.lab_show import show_curves, show_matrices
 from dashboard.lab_vectors import bert_heads, bert_is_here, bert_layers
-from dashboard.lab_widgets import choice_of, slider_of, switch_of
+from dashboard.lab_widgets import choice_of, index_of, slider_of, switch_of
 from dashboard.selection import choose_in_section
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def tools(choices: LabChoices) -> None:
         slider_of("heads", "heads", "Heads H", width=140)
     else:
         layers = bert_layers()
-        choice_of("heads", "layer", "Layer", options=range(layers), say=or_last("layer", layers), width=125)
+        index_of("heads", "layer", layers, width=125)
     choice_of(
         "heads",
         "groups",
@@ -61,7 +60,7 @@ def tools(choices: LabChoices) -> None:
         help="How many heads of keys and values the heads share",
     )
     if chosen.show == "split":
-        choice_of("heads", "head", "Head", options=range(heads), say=or_last("head", heads), width=125)
+        index_of("heads", "head", heads, width=125)
         if chosen.numbers == "random":
             slider_of("heads", "seed", "Seed", width=110)
         return
@@ -80,11 +79,6 @@ def tools(choices: LabChoices) -> None:
 def show(choices: LabChoices) -> tuple[LabFigure, ...]:
     """One layer taken apart, or the cost of ways to share."""
     return _cache(choices.heads) if choices.heads.show == "cache" else _split(choices)
-
-
-def or_last(name: str, count: int) -> Callable[[int], str]:
-    """What a choice among so many is called; one beyond the end stands for the last."""
-    return lambda index: f"{name} {index}" if index < count else f"{name} {count - 1}, the last"
 
 
 def _way(heads: int, groups: int) -> str:

@@ -12,7 +12,7 @@ from dashboard.lab_choices import LabChoices, MaskChoices
 from dashboard.lab_sections import LabFigure
 from dashboard.lab_show import show_curves, show_matrices
 from dashboard.lab_vectors import bert_heads, bert_layers, bert_vectors
-from dashboard.lab_widgets import choice_of, several_of, slider_of, switch_of, text_of, toggle_of
+from dashboard.lab_widgets import choice_of, index_of, several_of, slider_of, switch_of, text_of, toggle_of
 from dashboard.selection import choose_in_section
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ def tools(choices: LabChoices) -> None:
     )
     switch_of("masks", "numbers", "Vectors", {"random": "Random", "model": "Head of BERT"})
     if chosen.numbers == "model":
-        layers, heads = range(bert_layers()), range(bert_heads())
-        choice_of("masks", "layer", "Layer", options=layers, say=lambda n: f"layer {n}", width=95)
+        layers, heads = bert_layers(), bert_heads()
+        index_of("masks", "layer", layers, width=95)
     else:
-        heads = range(RANDOM_HEADS)
-    choice_of("masks", "head", "Head", options=heads, say=lambda n: f"head {n}", width=95)
+        heads = RANDOM_HEADS
+    index_of("masks", "head", heads, width=95)
     if chosen.numbers == "random":
         slider_of("masks", "tokens", "Tokens n", width=150)
         slider_of("masks", "seed", "Seed", width=110)

@@ -14,7 +14,7 @@ from dashboard.frame import note, notes
 from dashboard.lab_choices import LabChoices
 from dashboard.lab_sections import LabFigure
 from dashboard.lab_vectors import bert_heads, bert_is_here, bert_layers
-from dashboard.lab_widgets import choice_of
+from dashboard.lab_widgets import choice_of, index_of
 from dashboard.selection import choose_in_section
 from dashboard.story_payload import diagram_payload
 
@@ -37,10 +37,8 @@ def _numbers(text: str, layer: int, head: int, query: int) -> PipelineNumbers:
 def tools(choices: LabChoices) -> None:
     """Whose way is shown."""
     chosen = choices.pipeline
-    choice_of(
-        "pipeline", "layer", "Layer", options=range(bert_layers()), say=lambda n: f"layer {n}", width=110
-    )
-    choice_of("pipeline", "head", "Head", options=range(bert_heads()), say=lambda n: f"head {n}", width=110)
+    index_of("pipeline", "layer", bert_layers(), width=110)
+    index_of("pipeline", "head", bert_heads(), width=110)
     if bert_layers() > 1 and choices.text.strip():
         tokens = _numbers(choices.text, chosen.layer, chosen.head, chosen.query).tokens
         choice_of(

@@ -14,8 +14,7 @@ from dashboard.lab_jobs import measurement
 from dashboard.lab_sections import LabFigure
 from dashboard.lab_show import show_curves, show_matrices
 from dashboard.lab_vectors import bert_heads, bert_layers, bert_vectors
-from dashboard.lab_widgets import choice_of, several_of, slider_of, switch_of
-from dashboard.views.lab_heads import or_last
+from dashboard.lab_widgets import choice_of, index_of, several_of, slider_of, switch_of
 
 if TYPE_CHECKING:
     from analysis.lab.inputs import LabVectors
@@ -51,10 +50,8 @@ def tools(choices: LabChoices) -> None:
         switch_of("variants", "numbers", "Numbers", {"random": "Random", "model": "Head of BERT"})
         if chosen.numbers == "model":
             layers, heads = bert_layers(), bert_heads()
-            choice_of(
-                "variants", "layer", "Layer", options=range(layers), say=or_last("layer", layers), width=125
-            )
-            choice_of("variants", "head", "Head", options=range(heads), say=or_last("head", heads), width=125)
+            index_of("variants", "layer", layers, width=125)
+            index_of("variants", "head", heads, width=125)
         else:
             slider_of("variants", "tokens", "n", width=150)
             slider_of(

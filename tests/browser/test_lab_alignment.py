@@ -121,3 +121,16 @@ def test_an_old_echo_from_python_does_not_throw_the_walk_back(board):
     assert filled(board) == 6
     board.draw(alignment_payload({"additive": steps(("tu", "m'", "aimes"))}, step=2))
     assert filled(board) == 9  # another translation starts where Python says
+
+
+def test_a_long_sentence_stays_inside_its_panel(watched_page):
+    words = tuple(f"mot{index}" for index in range(40))
+    even = torch.full((60,), 1 / 60)
+    taken = tuple(DecoderStep(word, 0.5, (Candidate(word, 0.5),), even) for word in words)
+    found = StepByStep(tuple(f"word{index}" for index in range(60)), (), (), taken, " ".join(words))
+    board = ComponentPage(watched_page.page, "alignment", width=640)
+    board.draw(alignment_payload({"additive": found, "dot": found}, step=40))
+    assert board.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    for panel in board.page.locator(".alignment-panel").all():
+        assert panel.evaluate("element => element.scrollWidth <= element.clientWidth")
+    assert filled(board) == 2 * 40 * 60

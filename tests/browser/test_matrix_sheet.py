@@ -302,3 +302,13 @@ def test_a_page_of_an_export_works_alone(page: Page, tmp_path: Any) -> None:
     assert np.float32(tooltip(page)[0].replace("−", "-")) == view.matrices[1].values[0, 0]
     marks(page, 1).press("Escape")
     assert page.locator(".sheet-matrix.is-selected .sheet-name").text_content() == "QKᵀ/√dk"
+
+
+def test_fewer_stand_in_a_row_where_they_would_be_tiny(page: Page) -> None:
+    one = NamedMatrix("m", np.full((32, 32), 0.5))
+    draw(page, MatrixSheet((one,) * 4, across=4), width=600)
+    tops = [round((box.bounding_box() or {})["y"]) for box in page.locator(".sheet-matrix").all()]
+    assert tops == [tops[0]] * 2 + [tops[2]] * 2
+    assert tops[2] > tops[0]
+    draw(page, MatrixSheet((one,) * 4, across=4), width=1100)
+    assert len({round((box.bounding_box() or {})["y"]) for box in page.locator(".sheet-matrix").all()}) == 1

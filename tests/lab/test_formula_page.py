@@ -97,3 +97,11 @@ def test_a_link_that_holds_nonsense_is_told() -> None:
     at = first_run("formula", part="nothing", factor="99", query="x")
     assert "not understood and were left out: factor, part, query" in shown(at)
     assert blob(at, "formula")["state"] == {"part": "softmax", "query": 0}
+
+
+@needs_models
+def test_a_layer_and_a_head_beyond_the_model_are_shown_as_the_last() -> None:
+    at = opened("formula", numbers="model", layer="77", head="88")
+    assert at.selectbox(key="lab_formula_layer").value == 5
+    assert at.selectbox(key="lab_formula_head").value == 11
+    assert 77 not in at.selectbox(key="lab_formula_layer").options

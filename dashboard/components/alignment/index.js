@@ -3,6 +3,7 @@
 
 const views = new WeakMap();
 const BEAT = 900; // ms a step while it plays
+const CELLS_WIDE = 380; // px for the cells of a matrix, where they may be as narrow as that asks
 const percent = (share) => (share >= 0.995 ? "100 %" : share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`);
 
 class Alignment {
@@ -89,7 +90,9 @@ class Alignment {
 
   /** The matrix: a table, so that a screen reader walks it too. */
   grid(panel, parent) {
-    const table = make("table", "alignment-matrix", { parent, "aria-label": "Alignment matrix" });
+    const scroller = make("div", "alignment-scroller", { parent });
+    const table = make("table", "alignment-matrix", { parent: scroller, "aria-label": "Alignment matrix" });
+    table.style.setProperty("--cell", `${clamp(Math.floor(CELLS_WIDE / panel.source.length), 9, 26)}px`);
     const head = make("tr", "", { parent: make("thead", "", { parent: table }) });
     make("td", "", { parent: head });
     for (const word of panel.source) {

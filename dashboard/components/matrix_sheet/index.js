@@ -8,6 +8,7 @@ const LABEL_ROOM = 116; // px that the longest label may take; a longer one is c
 const NUMBER_ROW = 28; // px of a cell with a number
 const PLAIN_CELLS = [24, 20, 16]; // px of a cell of a small matrix without numbers, smaller where many would be tall
 const MAP_SIDE = 248; // px along the longer side of a larger matrix, at least a pixel a cell
+const LEAST_ROOM = 190; // px a matrix gets before fewer stand in a row than the page says
 const TILED = 9; // px from which cells stand apart
 const TALLEST = 900; // px; a sheet that is taller with numbers is drawn without them
 const LISTED = 5; // matrices of the same rows and columns whose values the tooltip tells too
@@ -141,8 +142,9 @@ class MatrixSheet {
 
   /** Where everything is, in px: a frame for each matrix, and the height of all. */
   plan(number, small) {
-    const { across } = this.header;
+    let { across } = this.header;
     const width = this.stage.clientWidth;
+    while (across > 1 && (width - GAP[0] * (across - 1)) / across < LEAST_ROOM) across = Math.ceil(across / 2);
     const budget = across ? (width - GAP[0] * (across - 1)) / across : width;
     const frames = this.matrices.map((matrix) => this.frame(matrix, number, small, Math.max(budget, 60)));
     const rows = [];

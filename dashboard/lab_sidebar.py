@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
-
 import streamlit as st
 
 from dashboard import lab_sections
@@ -40,4 +38,4 @@ def show() -> None:
         )
     for line in lab_sections.SECTION_PAGES[choices.section].about:
         note(line)
-    st.html(f'<div class="as-note">{escape("Everything here is computed while you watch.")}</div>')
+    note("Numbers are computed while you watch, unless they say where they were measured.")

@@ -136,7 +136,7 @@ def test_a_work_of_the_timeline_opens_what_runs_here(page: Page, app_server: Any
     expect(page).to_have_url(re.compile("entry="), timeout=MINUTES)
     page.locator(".timeline-link").first.click()
     expect(page.locator(".as-title")).to_contain_text("decoder", timeout=MINUTES)
-    assert "section=alignment" in page.url
+    expect(page).to_have_url(re.compile("section=alignment"), timeout=MINUTES)
 
 
 def test_one_query_through_the_bundled_bert(page: Page, app_server: Any) -> None:

@@ -54,7 +54,9 @@ def test_a_click_on_a_head_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_layer_of_the_bundled_bert_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     exports = Exports(monkeypatch)
     at = opened("heads", numbers="model", layer="99", groups="5", head="99")
-    assert at.selectbox(key="lab_heads_head").options[0] == "head 11, the last"
+    heads = at.selectbox(key="lab_heads_head")
+    assert heads.value == 11
+    assert heads.options == [f"head {index}" for index in range(12)]
     assert at.selectbox(key="lab_heads_groups").options[0] == "grouped-query, G = 4, as 5 does not divide 12"
     assert "Pooling 12 key–value heads to 4 changes the layer's output by" in shown(at)
     assert exports.given[-1][1].settings["layer"].endswith("layer 5")

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from attn_core.bias import Bias, bias_block
+from attn_core.budget import check_fits
 from attn_core.checks import check_index, check_ndim
-from attn_core.errors import MemoryBudgetError
 from attn_core.functional import at_least_float32, attention_scores, masked_softmax, repeat_groups
-from attn_core.maps import MEMORY_BUDGET, DenseMap
+from attn_core.maps import DenseMap
 from attn_core.masks import MaskRule
 from attn_core.strips import strip_rows
 
@@ -224,20 +224,19 @@ def gated(call: AttentionCall, context: Tensor, edit: HeadEdit) -> Tensor:
     return context if edit.factors is None else context * per_head(edit.factors, call, context)
 
 
-def edited_map(call: AttentionCall, edit: HeadEdit, *, budget: int = MEMORY_BUDGET) -> EditedMap:
+def edited_map(call: AttentionCall, edit: HeadEdit, *, budget: int | None = None) -> EditedMap:
     """The weights as the edit leaves them, for the whole batch.
 
     Raises:
-        MemoryBudgetError: if they would take more than ``budget`` bytes.
+        MemoryBudgetError: if they would take more than ``budget`` bytes; None takes that of ``attn_core.budget``.
     """
     batch, heads, queries, keys = call.shape
-    needed = batch * heads * queries * keys * 4
-    if needed > budget:
-        raise MemoryBudgetError(
-            f"edited_map: the edited weights of {batch * heads} maps of {queries} × {keys} take "
-            f"{needed / 2**20:,.0f} MiB, more than the budget of {budget / 2**20:,.0f} MiB; run the edited model "
-            "without recording it, or on a shorter input."
-        )
+    check_fits(
+        batch * heads * queries * keys * 4,
+        f"edited_map: the edited weights of {batch * heads} maps of {queries} × {keys}",
+        "run the edited model without recording it, or on a shorter input",
+        budget=budget,
+    )
     strips = []
     with torch.no_grad():
         for rows in call.strips():
@@ -351,7 +350,7 @@ def _uniform_rows(call: AttentionCall, rows: slice) -> Tensor:
 def _mean_value(call: AttentionCall) -> Tensor:
     """(B, H, Q, E): the mean of the values that each query may see; a running mean where the mask is that simple."""
     rule, (_, heads, queries, keys) = call.rule, call.shape
-    if rule.window is not None or rule.predicate is not None or call.written_mask is not None or not keys:
+    if rule.window is not None or rule.has_pair_parts or call.written_mask is not None or not keys:
         return _applied(call, _uniform_rows)
     value = at_least_float32(call.value)  # (B, G, K, E)
     valid = torch.ones(1, keys, dtype=torch.bool, device=value.device)

@@ -16,17 +16,14 @@ import torch
 from torch import Tensor
 
 from attn_core.bias import Bias, bias_block, select_bias
+from attn_core.budget import check_fits
 from attn_core.checks import check_index, check_ndim
-from attn_core.errors import MemoryBudgetError
 from attn_core.functional import attention_scores
 from attn_core.masks import MaskRule
 from attn_core.strips import strip_rows
 
 Piece = tuple[Tensor, Tensor, Tensor]
 """(r,) queries, (c,) keys, and the (B, H, r, c) weights between them."""
-
-MEMORY_BUDGET = 256 * 2**20
-"""Bytes that one n × n answer may take unless the caller says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -115,22 +112,22 @@ class AttentionMap(ABC):
         weights = self._weights(rows, columns, head)[0]
         return weights if head is None else weights[0]
 
-    def dense(self, head: int | None = None, *, budget: int = MEMORY_BUDGET) -> Tensor:
+    def dense(self, head: int | None = None, *, budget: int | None = None) -> Tensor:
         """The whole map: (Q, K), or (H, Q, K) for all heads.
 
         Raises:
-            MemoryBudgetError: if it would take more than ``budget`` bytes.
+            MemoryBudgetError: if it would take more than ``budget`` bytes; None takes that of ``attn_core.budget``.
         """
         self._check_single("dense")
         heads = self.heads if head is None else 1
         self._check_budget(heads, budget)
         return self.block(head, slice(0, self.queries), slice(0, self.keys))
 
-    def weights(self, *, budget: int = MEMORY_BUDGET) -> Tensor:
+    def weights(self, *, budget: int | None = None) -> Tensor:
         """All weights of the whole batch, padding included: (B, H, Q, K).
 
         Raises:
-            MemoryBudgetError: if they would take more than ``budget`` bytes.
+            MemoryBudgetError: if they would take more than ``budget`` bytes, as in ``dense``.
         """
         self._check_budget(self.batch * self.heads, budget)
         return self._weights(slice(0, self.queries), slice(0, self.keys), None)
@@ -212,14 +209,13 @@ class AttentionMap(ABC):
                 f"AttentionMap.{method}: the map must hold one item but holds {self.batch}; call item(index) first."
             )
 
-    def _check_budget(self, maps: int, budget: int) -> None:
-        needed = maps * self.queries * self.keys * 4
-        if needed > budget:
-            raise MemoryBudgetError(
-                f"AttentionMap: {maps} maps of {self.queries} × {self.keys} weights take {needed / 2**20:,.0f} MiB, "
-                f"more than the budget of {budget / 2**20:,.0f} MiB; ask for row(), block() or pooled() instead, "
-                "or pass a larger budget."
-            )
+    def _check_budget(self, maps: int, budget: int | None) -> None:
+        check_fits(
+            maps * self.queries * self.keys * 4,
+            f"AttentionMap: {maps} maps of {self.queries} × {self.keys} weights",
+            "ask for row(), block() or pooled() instead",
+            budget=budget,
+        )
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ positions of the keys, as docs/conventions.md has it. A rule that has to know wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from attn_core.checks import check_ndim
-from attn_core.masks import MaskRule, Predicate, banded
+from attn_core.masks import MaskRule, Predicate
 from attn_core.strips import strip_rows
 
 
@@ -49,7 +50,15 @@ class SizedRule(MaskRule):
         def predicate(items: Tensor, heads: Tensor, row: Tensor, column: Tensor) -> Tensor:
             return self.sized(items, heads, row, column, shift=shift)
 
-        return MaskRule(self.causal, self.window, self.key_valid, predicate, self.predicate_batch)
+        return MaskRule(
+            self.causal,
+            self.window,
+            self.key_valid,
+            predicate,
+            self.predicate_batch,
+            self.prefix,
+            self.documents,
+        )
 
     def allowed(self, rows: Tensor, columns: Tensor, *, queries: int, keys: int) -> Tensor | None:
         """As in ``MaskRule``."""
@@ -72,7 +81,7 @@ def pairs_allowed(
         bool, of the indices' common shape or one that broadcasts to it.
     """
     plain = rule.bound(shift) if isinstance(rule, SizedRule) else rule
-    result = banded(row + shift, column, causal=plain.causal, window=plain.window)
+    result = plain.pairs(items, row, column, shift=shift)
     if plain.key_valid is not None:
         result = result & plain.key_valid[_own_item(items, len(plain.key_valid)), column]
     if plain.predicate is not None:
@@ -127,11 +136,7 @@ def prefix_rule(prefix: int | Tensor) -> MaskRule:
     """
     lengths = torch.tensor([prefix]) if isinstance(prefix, int) else prefix
     check_ndim(lengths, 1, "prefix_rule: prefix")
-
-    def inside(items: Tensor, heads: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        return column < lengths.to(column.device)[_own_item(items, len(lengths))]
-
-    return combined_or(causal_rule(), MaskRule(predicate=inside, predicate_batch=len(lengths)))
+    return MaskRule(causal=True, prefix=lengths)
 
 
 def document_rule(documents: Tensor) -> MaskRule:
@@ -144,18 +149,7 @@ def document_rule(documents: Tensor) -> MaskRule:
         ValueError: if ``documents`` has not two axes; when asked about more queries than keys.
     """
     check_ndim(documents, 2, "document_rule: documents")
-
-    def same(items: Tensor, heads: Tensor, row: Tensor, column: Tensor, *, shift: int) -> Tensor:
-        if shift < 0:
-            raise ValueError(
-                f"document_rule: queries must be no more than keys but are {-shift} more; "
-                "pass the documents of all positions."
-            )
-        here = documents.to(column.device)
-        item = _own_item(items, len(here))
-        return here[item, row + shift] == here[item, column]
-
-    return SizedRule(predicate_batch=len(documents), sized=same)
+    return MaskRule(documents=documents)
 
 
 def block_sparse_rule(layout: Tensor, *, block_size: int) -> MaskRule:
@@ -210,23 +204,61 @@ def combined_and(first: MaskRule, second: MaskRule) -> MaskRule:
         ValueError: if the rules are for batches of different sizes.
     """
     rules = first, second
-    windows = [rule.window for rule in rules if rule.window is not None]
-    # A causal window and one to both sides share the keys of the smaller, up to the diagonal.
-    causal, window = first.causal or second.causal, min(windows, default=None)
-    valid = [rule.key_valid for rule in rules if rule.key_valid is not None]
     batch = _common_batch(*rules)
-    key_valid = None if not valid else valid[0] & valid[-1]
+    if any(rule.prefix is not None for rule in rules) and any(_looks_ahead(rule) for rule in rules):
+        return _both(rules, MaskRule(), batch)
+    windows = [rule.window for rule in rules if rule.window is not None]
+    valid = [rule.key_valid for rule in rules if rule.key_valid is not None]
+    documents = [rule.documents for rule in rules if rule.documents is not None]
+    plain = MaskRule(
+        # A causal window and one to both sides share the keys of the smaller, up to the diagonal.
+        causal=first.causal or second.causal,
+        window=min(windows, default=None),
+        key_valid=None if not valid else valid[0] & valid[-1],
+        prefix=_common_prefix(rules),
+        documents=documents[0] if documents else None,
+    )
     looked = [_without_plain_parts(rule) for rule in rules if rule.predicate is not None]
+    looked += [MaskRule(documents=others) for others in documents[1:]]
     if not looked:
-        return MaskRule(causal, window, key_valid)
-    if len(looked) == 1 and not isinstance(looked[0], SizedRule):
-        return MaskRule(causal, window, key_valid, looked[0].predicate, looked[0].predicate_batch)
+        return plain
+    if len(looked) == 1 and looked[0].predicate is not None and not isinstance(looked[0], SizedRule):
+        return replace(plain, predicate=looked[0].predicate, predicate_batch=looked[0].predicate_batch)
+    return _both(looked, plain, batch)
+
+
+def _both(rules: Sequence[MaskRule], plain: MaskRule, batch: int) -> SizedRule:
+    """Pairs that all of ``rules`` and a rule without a predicate allow."""
 
     def both(items: Tensor, heads: Tensor, row: Tensor, column: Tensor, *, shift: int) -> Tensor:
-        found = [pairs_allowed(rule, items, heads, row, column, shift=shift) for rule in looked]
-        return found[0] & found[-1]
+        result = pairs_allowed(rules[0], items, heads, row, column, shift=shift)
+        for rule in rules[1:]:
+            result = result & pairs_allowed(rule, items, heads, row, column, shift=shift)
+        return result
 
-    return SizedRule(causal, window, key_valid, predicate_batch=batch, sized=both)
+    return SizedRule(
+        plain.causal,
+        plain.window,
+        plain.key_valid,
+        predicate_batch=batch,
+        prefix=plain.prefix,
+        documents=plain.documents,
+        sized=both,
+    )
+
+
+def _looks_ahead(rule: MaskRule) -> bool:
+    """Whether it has a window to both sides, whose end a prefix would hide."""
+    return rule.window is not None and not rule.causal
+
+
+def _common_prefix(rules: Sequence[MaskRule]) -> Tensor | None:
+    """Keys that are no future for any of the causal rules."""
+    causal = [rule.prefix for rule in rules if rule.causal]
+    known = [prefix for prefix in causal if prefix is not None]
+    if not known or len(known) < len(causal):
+        return None
+    return torch.minimum(known[0], known[-1])
 
 
 def combined_or(first: MaskRule, second: MaskRule) -> MaskRule:
@@ -263,7 +295,8 @@ def _without_plain_parts(rule: MaskRule) -> MaskRule:
 def _common_batch(*rules: MaskRule) -> int:
     """How many items rules tell apart together."""
     sizes = {rule.predicate_batch for rule in rules}
-    sizes |= {len(rule.key_valid) for rule in rules if rule.key_valid is not None}
+    for numbers in ("key_valid", "prefix", "documents"):
+        sizes |= {len(getattr(rule, numbers)) for rule in rules if getattr(rule, numbers) is not None}
     several = sorted(sizes - {1})
     if len(several) > 1:
         raise ValueError(
@@ -280,7 +313,7 @@ def allowed_share(rule: MaskRule, *, queries: int, keys: int) -> float:
     """Share of the Q · K pairs that may attend, the mean of the written-out mask; 1 − share is the work saved.
 
     Causal, window and padding parts are counted from the ends of each row, in O(Q + K). A predicate is asked in
-    strips of queries, inside the band alone.
+    strips of queries, inside the band alone, and so are a prefix and documents.
 
     Raises:
         ValueError: if there are no queries or no keys.
@@ -288,7 +321,7 @@ def allowed_share(rule: MaskRule, *, queries: int, keys: int) -> float:
     _check_positive(queries, "allowed_share: queries")
     _check_positive(keys, "allowed_share: keys")
     batch = _common_batch(rule)
-    if rule.predicate is None:
+    if not rule.has_pair_parts:
         allowed = _count_in_band(rule, queries, keys)
     else:
         allowed = _count_in_strips(rule, queries, keys, batch)
@@ -304,6 +337,8 @@ def _band_ends(rule: MaskRule, queries: int, keys: int) -> tuple[Tensor, Tensor]
         first, stop = diagonal - rule.window + 1, diagonal + rule.window
     if rule.causal:
         stop = diagonal + 1
+        if rule.prefix is not None:
+            stop = stop.clamp(min=int(rule.prefix.max()))
     return first.clamp(0, keys), stop.clamp(0, keys)
 
 

@@ -320,8 +320,8 @@ def parity(name: str, revision: str | None) -> dict[str, float]:
 
 def budgets() -> list[tuple[str, str]]:
     """Limits of memory, as (what, how much)."""
-    maps = sys.modules.get("attn_core.maps")
-    dense = f"{maps.MEMORY_BUDGET / 2**20:,.0f} MiB" if maps else "256 MiB"
+    known = sys.modules.get("attn_core.budget")  # importing it would import torch
+    dense = f"{known.MEMORY_BUDGET / 2**20:,.0f} MiB" if known else "256 MiB"
     return [("one n × n map", dense), ("tokens of a text", f"{TOKEN_LIMIT:,}")]
 
 

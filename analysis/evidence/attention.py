@@ -17,8 +17,8 @@ from analysis.evidence.flow import check_size, flow_of
 from analysis.evidence.passes import ForwardPass, Layer
 from analysis.evidence.targets import Target
 from analysis.rollout import Fusion, rollout, rollout_row
-from attn_core.errors import MemoryBudgetError, UnsupportedModelError
-from attn_core.maps import MEMORY_BUDGET
+from attn_core.budget import check_fits
+from attn_core.errors import UnsupportedModelError
 
 Row = int | Literal["first", "mean"]
 """Which position's view is asked for: one by index, the first (CLS), or the mean of the user's own positions."""
@@ -340,18 +340,16 @@ def dense_weighted(layer: Layer, gradient: Tensor, *, head_relu: bool, caller: s
 
 
 def check_budget(rows: int, columns: int, caller: str) -> None:
-    """Raise where a rows × columns array of float32 is more than ``MEMORY_BUDGET``.
+    """Raise where a rows × columns array of float32 is more than the budget (``attn_core.budget``).
 
     Raises:
         MemoryBudgetError: with the size and what to do.
     """
-    needed = rows * columns * 4
-    if needed > MEMORY_BUDGET:
-        raise MemoryBudgetError(
-            f"{caller}: {rows} × {columns} weights take {needed / 2**20:,.0f} MiB, more than the budget of "
-            f"{MEMORY_BUDGET / 2**20:,.0f} MiB; ask for one row of relevance or rollout, without a discard ratio, "
-            "or pass a shorter input."
-        )
+    check_fits(
+        rows * columns * 4,
+        f"{caller}: {rows} × {columns} weights",
+        "ask for one row of relevance or rollout, without a discard ratio, pass a shorter input",
+    )
 
 
 def index_of(index: int, size: int, name: str) -> int:

@@ -77,8 +77,7 @@ def _additive_mask(rule: MaskRule | None, bias: Tensor | None, query: Tensor, ke
     allowed = None
     queries = query.shape[2]
     if rule is not None and not rule.is_trivial:
-        padding_alone = rule.predicate is None and not rule.causal and rule.window is None
-        rows = torch.arange(1 if padding_alone else queries, device=query.device)
+        rows = torch.arange(1 if rule.is_padding_alone else queries, device=query.device)
         columns = torch.arange(keys, device=query.device)
         allowed = rule.allowed(rows, columns, queries=queries, keys=keys)
     if allowed is None and bias is None:

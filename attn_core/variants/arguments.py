@@ -30,7 +30,7 @@ def check_plain_rule(rule: MaskRule | None, key: Tensor, function: str) -> None:
     """
     if rule is None:
         return
-    if rule.window is not None or rule.predicate is not None:
+    if rule.window is not None or rule.has_pair_parts:
         raise ValueError(
             f"{function}: rule may be causal and have key_valid but has a window or a predicate; "
             "use attention for it."

@@ -94,6 +94,8 @@ def band_layout(rule: MaskRule, *, queries: int, keys: int, block_size: int) -> 
     shift, reach = keys - queries, (keys + queries if rule.window is None else rule.window)
     before = first_row[:, None] + shift - last_column < reach  # the nearest pair at the left of the diagonal
     after = first_column - (last_row[:, None] + shift) < (1 if rule.causal else reach)
+    if rule.causal and rule.prefix is not None:
+        after = after | (first_column < int(rule.prefix.max()))
     return before & after
 
 

@@ -291,7 +291,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_a_sized_rule_refuses_to_be_asked_without_sizes() -> None:
-    rule = prefix_rule(2)
+    rule = dilated_rule(2, dilation=2)
     assert isinstance(rule, SizedRule)
     assert rule.predicate is not None
     with pytest.raises(ValueError, match="cannot be asked without the sizes"):

@@ -30,6 +30,7 @@ from analysis.evidence.targets import class_logit, concept_similarity, token_log
 from analysis.inputs import encode_text
 from analysis.models import load_model
 from analysis.rollout import rollout
+from attn_core.budget import memory_budget
 from attn_core.errors import MemoryBudgetError, UnsupportedModelError
 from tests.capture_helpers import assert_same_state, state_of
 from tests.evidence.attention_runs import run_of_text, run_with, save, text_inputs, tiny_bert
@@ -390,10 +391,12 @@ def test_maps_that_are_not_over_the_inputs_positions_are_refused():
         rollout_row_map(other)
 
 
-def test_a_discard_ratio_is_refused_above_the_budget_and_one_row_is_not(monkeypatch):
+def test_a_discard_ratio_is_refused_above_the_budget_and_one_row_is_not():
     run, _ = picture_run()
-    monkeypatch.setattr("analysis.evidence.attention.MEMORY_BUDGET", 1000)
-    with pytest.raises(MemoryBudgetError, match=r"gradient_rollout: 17 × 17 weights take .* ask for one row"):
+    with (
+        memory_budget(1000),
+        pytest.raises(MemoryBudgetError, match=r"gradient_rollout: 17 × 17 weights take .* ask for one row"),
+    ):
         gradient_rollout(run, class_logit(1), discard_ratio=0.5)
     assert gradient_rollout(run, class_logit(1)).has_positive
 

@@ -15,6 +15,7 @@ from analysis.evidence.relevance import relevance, relevance_matrix, source_rele
 from analysis.evidence.targets import class_logit, concept_similarity, logit_difference, token_log_probability
 from analysis.inputs import encode_text
 from analysis.models import load_model
+from attn_core.budget import memory_budget
 from attn_core.errors import MemoryBudgetError, UnsupportedModelError
 from tests import input_helpers as tiny
 from tests.capture_helpers import assert_same_state, state_of
@@ -342,12 +343,14 @@ def test_wrong_options_say_what_is_wanted(options, message):
         relevance(run, class_logit(0), **options)
 
 
-def test_the_whole_matrix_is_refused_above_the_budget_and_one_row_is_not(monkeypatch, folders):
+def test_the_whole_matrix_is_refused_above_the_budget_and_one_row_is_not(folders):
     run, _ = bert_run()
     pair = run_of_text(folders["bart"], target="the day")
-    monkeypatch.setattr("analysis.evidence.attention.MEMORY_BUDGET", 100)
-    with pytest.raises(MemoryBudgetError, match=r"relevance_matrix: 14 × 14 weights .* ask for one row"):
+    with (
+        memory_budget(100),
+        pytest.raises(MemoryBudgetError, match=r"relevance_matrix: 14 × 14 weights .* ask for one row"),
+    ):
         relevance_matrix(run, class_logit(0))
-    with pytest.raises(MemoryBudgetError, match="relevance: "):
+    with memory_budget(100), pytest.raises(MemoryBudgetError, match="relevance: "):
         relevance(pair, token_log_probability(0, 5))
     assert relevance(run, class_logit(0)).has_positive

@@ -8,6 +8,7 @@ their own sum, and the layers are multiplied, later layers on the left: ``R = B_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from attn_core.maps import AttentionMap
+    from attn_core.maps import AttentionMap, HeadStatistics
 
 Fusion = Literal["mean", "max", "min"]
 
@@ -80,7 +81,7 @@ def rollout(
 
 def rollout_row(
     weights: Tensor | Sequence[AttentionMap],
-    query: int,
+    query: int | None,
     *,
     fusion: Fusion = "mean",
     residual: bool = True,
@@ -93,27 +94,104 @@ def rollout_row(
     fit. There is no discard ratio: its threshold is taken over a whole map.
 
     Args:
-        weights: as for ``rollout``; maps are read in blocks of rows.
-        query: the position whose row is wanted; 0 is the class token.
+        weights: as for ``rollout``; maps are read a tile at a time.
+        query: the position whose row is wanted; 0 is the class token; None takes the mean over all rows.
         fusion, residual, start_layer, dtype: as for ``rollout``.
     Returns:
-        (N,), equal to ``rollout(...)[query]``, sums to one.
+        (N,), equal to ``rollout(...)[query]`` (or its mean over rows), sums to one.
     Raises:
         ValueError: as ``rollout``, or ``query`` outside the positions.
     """
     layers = _layers_from(weights, fusion=fusion, start_layer=start_layer, caller="rollout_row")
+    _check_query(query, _heads_and_tokens(layers[0])[1], "rollout_row")
+    if fusion == "mean" and not isinstance(layers[0], Tensor):
+        share = _share_above(layers[0], query, dtype)
+        for layer in reversed(layers):
+            assert not isinstance(layer, Tensor)
+            mixing = _Mixing.of(layer, share, residual=residual)
+            if layer is layers[-1] and query is not None:  # the row of one query alone
+                carried = layer.row(None, query).mean(0) * mixing.through[query]
+            else:
+                carried = layer.apply_left(mixing.through[None]).mean(0)[0]
+            share = mixing.below(carried)
+        return share
+    return _row_in_blocks(layers, query, fusion=fusion, residual=residual, dtype=dtype)
+
+
+def statistics_and_rollout(
+    maps: Sequence[AttentionMap], query: int | None, *, residual: bool = True
+) -> tuple[list[HeadStatistics], Tensor]:
+    """Statistics of every layer and the rollout of one position, in one pass over each map.
+
+    The chain of ``rollout_row`` runs from the last layer to the first, and so does this pass: the row that comes
+    from above is carried through a layer while its statistics are taken.
+
+    Args:
+        maps, query, residual: as for ``rollout_row``, with the mean over heads.
+    Returns:
+        one record a layer, first layer first; (N,) as ``rollout_row``.
+    Raises:
+        ValueError: as ``rollout_row``.
+    """
+    _check_maps(maps, caller="statistics_and_rollout")
+    _check_query(query, maps[0].queries, "statistics_and_rollout")
+    share = _share_above(maps[0], query, None)
+    found: list[HeadStatistics] = []
+    for layer in reversed(maps):
+        mixing = _Mixing.of(layer, share, residual=residual)
+        statistics = layer.statistics(mixing.through[None])
+        assert statistics.carried is not None
+        share = mixing.below(statistics.carried.mean(0)[0])
+        found.append(replace(statistics, carried=None))
+    return found[::-1], share
+
+
+@dataclass(frozen=True, eq=False)
+class _Mixing:
+    """What a row becomes in a layer: part of it goes through the weights, the rest stays where it is.
+
+    Attributes:
+        through: (N,) factors of the layer's rows.
+        stays: (N,) what remains at each position: the residual connection, and rows with nothing in them.
+    """
+
+    through: Tensor
+    stays: Tensor
+
+    @staticmethod
+    def of(layer: AttentionMap, share: Tensor, *, residual: bool) -> _Mixing:
+        """Of a row (N,) from above; each row of the mixing matrix is divided by its own sum, as in ``rollout``."""
+        totals = layer.row_totals().mean(0).to(share)
+        own = torch.ones_like(share) if residual else (totals == 0).to(share.dtype)
+        through = share / (totals + own)
+        return _Mixing(through, through * own)
+
+    def below(self, carried: Tensor) -> Tensor:
+        """The row under the layer, sums to one."""
+        share = carried.to(self.stays) + self.stays
+        return share / share.sum()
+
+
+def _row_in_blocks(
+    layers: Sequence[Tensor | AttentionMap],
+    query: int | None,
+    *,
+    fusion: Fusion,
+    residual: bool,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """``rollout_row`` of weights, and of maps whose heads are not averaged: in blocks of rows."""
     heads, tokens = _heads_and_tokens(layers[0])
-    if not 0 <= query < tokens:
-        raise ValueError(
-            f"rollout_row: query must be between 0 and {tokens - 1} but is {query}; pass a token's index."
-        )
     height = max(1, ROW_ELEMENTS // (heads * tokens))
-    share: Tensor | None = None  # (N,) of the query's final row in each position, so far down
+    share = (
+        None if query is not None else torch.full((tokens,), 1.0 / tokens)
+    )  # (N,) in each position, so far down
     for layer in reversed(layers):
         parts: list[Tensor] = []
         for start in range(0, tokens, height):
             rows = slice(start, min(start + height, tokens))
             if share is None:  # above the last layer the row is the query alone
+                assert query is not None
                 if not rows.start <= query < rows.stop:
                     continue
                 rows = slice(query, query + 1)
@@ -121,7 +199,7 @@ def rollout_row(
                 continue
             fused = _fused_rows(layer, rows, fusion=fusion, dtype=dtype)
             step = _mixing_rows(fused, rows.start, residual=residual)  # (r, N)
-            parts.append(step[0] if share is None else share[rows] @ step)
+            parts.append(step[0] if share is None else share[rows].to(step) @ step)
         total = torch.stack(parts).sum(0)
         share = total / total.sum()
     assert share is not None
@@ -174,6 +252,21 @@ def _fused_rows(
     if dtype is None:
         dtype = torch.promote_types(heads.dtype, torch.float32)
     return FUSIONS[fusion](heads.to(dtype))
+
+
+def _share_above(layer: AttentionMap, query: int | None, dtype: torch.dtype | None) -> Tensor:
+    """(N,) the row above the last layer: a position is itself alone; None takes the mean of all."""
+    own = torch.promote_types(layer.row(0, 0).dtype, torch.float32) if dtype is None else dtype
+    if query is None:
+        return torch.full((layer.queries,), 1.0 / layer.queries, dtype=own)
+    return torch.nn.functional.one_hot(torch.tensor(query), layer.queries).to(own)
+
+
+def _check_query(query: int | None, tokens: int, caller: str) -> None:
+    if query is not None and not 0 <= query < tokens:
+        raise ValueError(
+            f"{caller}: query must be between 0 and {tokens - 1} but is {query}; pass a token's index."
+        )
 
 
 def _heads_and_tokens(layer: Tensor | AttentionMap) -> tuple[int, int]:

@@ -7,6 +7,7 @@ Both answer the same questions with the same numbers.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -18,9 +19,13 @@ from torch import Tensor
 from attn_core.bias import Bias, bias_block, select_bias
 from attn_core.budget import check_fits
 from attn_core.checks import check_index, check_ndim
+from attn_core.flash import streaming
+from attn_core.flash.scoring import Scoring
+from attn_core.flash.tiles import RowSums
 from attn_core.functional import attention_scores
 from attn_core.masks import MaskRule
 from attn_core.strips import strip_rows
+from attn_core.watching import worked
 
 Piece = tuple[Tensor, Tensor, Tensor]
 """(r,) queries, (c,) keys, and the (B, H, r, c) weights between them."""
@@ -36,6 +41,7 @@ class HeadStatistics:
         self_mass, previous_mass, next_mass, first_mass: (H,) mean weight on the own, previous, next, first position.
         mean_distance: (H,) mean |query − key| weighted by attention, in positions.
         received: (H, K) attention that each key receives, summed over queries.
+        carried: (H, R, K) rows that were given times the weights; None where none were.
     """
 
     entropy: Tensor
@@ -46,6 +52,7 @@ class HeadStatistics:
     first_mass: Tensor
     mean_distance: Tensor
     received: Tensor
+    carried: Tensor | None = None
 
 
 class AttentionMap(ABC):
@@ -141,8 +148,7 @@ class AttentionMap(ABC):
             (min(bins, Q), min(bins, K)), or with all heads first.
         """
         self._check_single("pooled")
-        if bins < 1:
-            raise ValueError(f"AttentionMap.pooled: bins must be at least 1 but is {bins}.")
+        _check_positive(bins, "pooled: bins")
         pool = torch.nn.functional.adaptive_max_pool2d if how == "max" else _mean_pool
         columns = min(bins, self.keys)
         parts = []
@@ -156,18 +162,55 @@ class AttentionMap(ABC):
     def top_links(self, head: int | None, k: int) -> tuple[Tensor, Tensor]:
         """The ``k`` strongest keys of each query: weights and key positions, each (Q, k) or (H, Q, k)."""
         self._check_single("top_links")
-        if k < 1:
-            raise ValueError(f"AttentionMap.top_links: k must be at least 1 but is {k}.")
+        _check_positive(k, "top_links: k")
         found = [
             torch.topk(self.block(head, strip, slice(0, self.keys)), min(k, self.keys), dim=-1)
             for strip in self._strips()
         ]
         return torch.cat([f.values for f in found], dim=-2), torch.cat([f.indices for f in found], dim=-2)
 
-    def statistics(self) -> HeadStatistics:
-        """What each head does, in one pass over pieces of the map."""
+    def apply(self, values: Tensor) -> Tensor:
+        """What each query reads of some values: weights @ values, (H, Q, F), in the dtype of the weights.
+
+        Args:
+            values: (K, F), or (H, K, F) of each head.
+        """
+        self._check_single("apply")
+        values = self._checked(values, self.keys, "apply: values")
+        values = values.to(self._example())
+        result = values.new_zeros(self.heads, self.queries, values.shape[-1])
+        for rows, columns, piece in self.pieces():
+            rows, columns = rows.to(values.device), columns.to(values.device)
+            result[:, rows] += piece[0] @ values[:, columns]
+        return result
+
+    def apply_left(self, rows: Tensor) -> Tensor:
+        """What shares of the queries become among the keys: rows @ weights, (H, R, K), in the dtype of the weights.
+
+        Args:
+            rows: (R, Q), or (H, R, Q) of each head; ones give the attention that each key receives.
+        """
+        self._check_single("apply_left")
+        left = self._checked(rows.transpose(-1, -2), self.queries, "apply_left: rows").transpose(-1, -2)
+        left = left.to(self._example())
+        result = left.new_zeros(self.heads, left.shape[1], self.keys)
+        for queries, columns, piece in self.pieces():
+            queries, columns = queries.to(left.device), columns.to(left.device)
+            result[:, :, columns] += left[:, :, queries] @ piece[0]
+        return result
+
+    def row_totals(self) -> Tensor:
+        """(H, Q) sum of each row: one, or less where a sink or padding took weight; 0 where nothing is allowed."""
+        return self.apply(torch.ones(self.keys, 1))[..., 0]
+
+    def statistics(self, carry: Tensor | None = None) -> HeadStatistics:
+        """What each head does, in one pass over the map.
+
+        Args:
+            carry: (R, Q) or (H, R, Q), rows that ``apply_left`` would be asked about, in the same pass.
+        """
         self._check_single("statistics")
-        names = [entry.name for entry in fields(HeadStatistics) if entry.name != "received"]
+        names = [entry.name for entry in fields(HeadStatistics) if entry.name not in ("received", "carried")]
         sums = {name: torch.zeros(self.heads) for name in names}
         received = torch.zeros(self.heads, self.keys)
         used = torch.zeros(self.heads)
@@ -188,7 +231,9 @@ class AttentionMap(ABC):
             received[:, columns] += weights.sum(-2)
             used += (weights.sum(-1) > 0).sum(-1)
         return HeadStatistics(
-            **{name: total / used.clamp(min=1) for name, total in sums.items()}, received=received
+            **{name: total / used.clamp(min=1) for name, total in sums.items()},
+            received=received,
+            carried=None if carry is None else self.apply_left(carry),
         )
 
     def pieces(self) -> Iterator[Piece]:
@@ -197,11 +242,30 @@ class AttentionMap(ABC):
         for strip in self._strips():
             rows = torch.arange(strip.start, strip.stop)
             yield rows, columns, self._weights(strip, slice(0, self.keys), None)
+            worked(self.batch * self.heads * len(rows) * self.keys)
+
+    def _example(self) -> Tensor:
+        """A tensor of the weights' type, where they are."""
+        return self._weights(slice(0, min(1, self.queries)), slice(0, min(1, self.keys)), None)
 
     def _strips(self) -> Iterator[slice]:
         step = strip_rows(self.batch * self.heads, self.keys)
         for start in range(0, self.queries, step):
             yield slice(start, min(start + step, self.queries))
+
+    def _checked(self, values: Tensor, length: int, name: str) -> Tensor:
+        """(H or 1, length, F) values that the weights are applied to."""
+        shape = tuple(values.shape)
+        if (
+            values.ndim not in (2, 3)
+            or values.shape[-2] != length
+            or (values.ndim == 3 and shape[0] != self.heads)
+        ):
+            raise ValueError(
+                f"AttentionMap.{name} must be {length} long in {self.heads} heads or for all but is {shape}; pass "
+                "one number for each position of the map."
+            )
+        return values if values.ndim == 3 else values[None]
 
     def _check_single(self, method: str) -> None:
         if self.batch != 1:
@@ -267,6 +331,7 @@ class FactoredMap(AttentionMap):
         key: (B, G, K, D).
         lse: (B, H, Q) of the scaled, capped, biased and masked scores.
         scale, softcap, bias, rule: what made the scores.
+        sinks: (H,) extra score per head, whose weight the rows lack.
         row_valid: (B, Q) bool, False for padding among the queries; None = as the keys, when Q = K.
     """
 
@@ -278,6 +343,7 @@ class FactoredMap(AttentionMap):
     bias: Bias | None = None
     softcap: float | None = None
     row_valid: Tensor | None = None
+    sinks: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -303,7 +369,111 @@ class FactoredMap(AttentionMap):
             rule=self.rule.select(index, rows, columns, queries=self.queries, keys=self.keys),
             bias=select_bias(self.bias, index, rows, columns),
             softcap=self.softcap,
+            sinks=self.sinks,
         )
+
+    def pooled(self, head: int | None, bins: int, *, how: Literal["max", "mean"] = "max") -> Tensor:
+        """As in ``AttentionMap``; of the largest weights, O(bins²) memory."""
+        self._check_single("pooled")
+        _check_positive(bins, "pooled: bins")
+        row_bins = list(_bin_bounds(self.queries, min(bins, self.queries)))
+        found = streaming.pooled(self._factors(head), row_bins, min(bins, self.keys), how=how)
+        return found if head is None else found[0]
+
+    def top_links(self, head: int | None, k: int) -> tuple[Tensor, Tensor]:
+        """As in ``AttentionMap``; of equal weights the first key comes first."""
+        self._check_single("top_links")
+        _check_positive(k, "top_links: k")
+        values, keys = streaming.top_links(self._factors(head), min(k, self.keys))
+        return (values, keys) if head is None else (values[0], keys[0])
+
+    def apply(self, values: Tensor) -> Tensor:
+        """As in ``AttentionMap``."""
+        self._check_single("apply")
+        values = self._checked(values, self.keys, "apply: values")
+        return streaming.applied(self._factors(), values.to(self.lse))
+
+    def apply_left(self, rows: Tensor) -> Tensor:
+        """As in ``AttentionMap``."""
+        self._check_single("apply_left")
+        left = self._checked(rows.transpose(-1, -2), self.queries, "apply_left: rows").transpose(-1, -2)
+        return streaming.applied_left(self._factors(), left.to(self.lse).contiguous())
+
+    def row_totals(self) -> Tensor:
+        """As in ``AttentionMap``, in O(Q): the log-sum-exp tells what a sink took."""
+        self._check_single("row_totals")
+        lse = self.lse[0]
+        some = ~torch.isneginf(lse)
+        if self.sinks is None:
+            return some.to(lse.dtype)
+        return some * -torch.expm1(self.sinks.to(lse)[:, None] - lse)
+
+    def statistics(self, carry: Tensor | None = None) -> HeadStatistics:
+        """As in ``AttentionMap``, a tile at a time."""
+        self._check_single("statistics")
+        heads, queries, keys = self.heads, self.queries, self.keys
+        lse = self.lse[0]
+        left = torch.ones_like(lse[:1, None])  # (1, 1, Q)
+        if carry is not None:
+            rows = self._checked(carry.transpose(-1, -2), queries, "statistics: carry").transpose(-1, -2)
+            left = torch.cat([left.expand(len(rows), -1, -1), rows.to(lse)], 1)
+        at = torch.arange(keys - queries, keys, device=lse.device, dtype=lse.dtype)
+        positions = streaming.Positions(at, torch.arange(keys, device=lse.device, dtype=lse.dtype))
+        sums = RowSums(
+            entropy=torch.zeros_like(lse),
+            largest=torch.full_like(lse, -math.inf),
+            strongest=torch.zeros_like(lse, dtype=torch.int32),
+            distance=torch.zeros_like(lse),
+            band=lse.new_zeros(heads, queries, 3),
+            received=lse.new_zeros(heads, left.shape[1], keys),
+        )
+        assert sums.received is not None
+        around = torch.tensor([-1, 0, 1], dtype=torch.int32, device=lse.device)
+        streaming.add_map_sums(self._factors(), sums, positions=positions, left=left, offsets=around)
+        used = (~torch.isneginf(lse)).sum(-1).clamp(min=1)
+
+        def mean(of_rows: Tensor | None) -> Tensor:
+            assert of_rows is not None
+            return (of_rows.sum(-1) / used).to("cpu", torch.float32)
+
+        assert sums.largest is not None
+        assert sums.band is not None
+        return HeadStatistics(
+            entropy=mean(sums.entropy),
+            max_weight=mean(sums.largest.exp()),
+            self_mass=mean(sums.band[..., 1]),
+            previous_mass=mean(sums.band[..., 0]),
+            next_mass=mean(sums.band[..., 2]),
+            first_mass=(sums.received[:, 0, :1].sum(-1) / used).to("cpu", torch.float32),
+            mean_distance=mean(sums.distance),
+            received=sums.received[:, 0].to("cpu", torch.float32),
+            carried=None if carry is None else sums.received[:, 1:],
+        )
+
+    def relevance_step(
+        self, left: Tensor, gradient: Tensor, value: Tensor, *, each_head: bool = True
+    ) -> Tensor:
+        """(K,): left @ mean over heads of weights ∘ their gradient, negative parts cut, and no n × n array.
+
+        Chefer et al. 2021 (Generic attention-model explainability, eq. 5 and 6). The gradient of a weight is that of
+        the context times the value, so both are made a tile at a time.
+
+        Args:
+            left: (Q,) relevance of the queries.
+            gradient: (H, Q, E) of the target with respect to the context; ``value``: (G, K, E).
+            each_head: cut the negative part of each head, else that of their mean.
+        """
+        self._check_single("relevance_step")
+        return streaming.relevance_step(
+            self._factors(), left.to(self.lse), gradient, value, each_head=each_head
+        )
+
+    def _factors(self, head: int | None = None) -> streaming.Factors:
+        scoring = Scoring(self.scale, self.rule, self.bias, self.softcap)
+        factors = streaming.Factors.of(self.query, self.key, self.lse, scoring)
+        if head is None:
+            return factors
+        return factors.of_head(check_index(head, self.heads, "AttentionMap: head"))
 
     def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
         query, key, lse = self.query, self.key, self.lse
@@ -337,16 +507,25 @@ class _BinStrip:
 
 def _aligned_strips(rows: int, bins: int, heads: int, keys: int) -> Iterator[_BinStrip]:
     """Strips of rows that hold whole bins (adaptive pooling's bounds), so that pooling needs no second pass."""
-    bounds = [(i * rows // bins, -(-(i + 1) * rows // bins)) for i in range(bins)]
     limit = strip_rows(heads, keys)
     group: list[tuple[int, int]] = []
-    for low, high in bounds:
+    for low, high in _bin_bounds(rows, bins):
         if group and high - group[0][0] > limit:
             yield _strip_of(group)
             group = []
         group.append((low, high))
     if group:
         yield _strip_of(group)
+
+
+def _bin_bounds(length: int, bins: int) -> Iterator[tuple[int, int]]:
+    """First and one after the last of each bin, as adaptive pooling cuts them: neighbours may share one."""
+    return ((i * length // bins, -(-(i + 1) * length // bins)) for i in range(bins))
+
+
+def _check_positive(number: int, name: str) -> None:
+    if number < 1:
+        raise ValueError(f"AttentionMap.{name} must be at least 1 but is {number}.")
 
 
 def _strip_of(bounds: list[tuple[int, int]]) -> _BinStrip:

@@ -228,4 +228,5 @@ def _factored(call: AttentionCall, lse: Tensor, record: Recording) -> FactoredMa
         rule=call.rule,
         bias=record.smallest(call.bias),
         softcap=call.softcap,
+        sinks=None if call.sinks is None else call.sinks.detach(),
     )

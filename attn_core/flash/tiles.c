@@ -1,0 +1,291 @@
+/* What is read off a tile of log weights in one pass while it is still in the cache.
+
+   Every function takes a tile (heads, rows, columns) of s = score − lse, row-major with strides, −∞ where a pair may
+   not attend; the weight is exp(s). Outputs are added to or compared with what earlier tiles left in them, so a caller
+   walks over a map tile by tile. attn_core/flash/native.py compiles this file where there is a compiler, and states
+   the same in torch where there is none. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define LONGEST 4096 /* columns of a tile: a row of weights stays in the first-level cache */
+
+/* exp(x) for x up to a few units above 0, within 2 ulp; 0 where it would be below the normal numbers.
+
+   Cody & Waite: x = n ln 2 + r, exp(x) = 2^n exp(r), and a polynomial for |r| ≤ ln 2 / 2. Written so that compilers
+   vectorise it on any chip. */
+static inline float exponential(float x) {
+    const float round_to_integer = 12582912.0f; /* 1.5 · 2^23 */
+    float bounded = x < -87.0f ? -87.0f : x;
+    float shifted = bounded * 1.44269504088896341f + round_to_integer;
+    float n = shifted - round_to_integer;
+    float r = bounded - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union {
+        int32_t bits;
+        float value;
+    } scale;
+    scale.bits = ((int32_t)n + 127) << 23;
+    return x < -87.0f ? 0.0f : p * scale.value;
+}
+
+static float largest_of(const float *values, int64_t count) {
+    float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+    for (int64_t j = 0; j < count; j++) largest = values[j] > largest ? values[j] : largest;
+    return largest;
+}
+
+static void keep_largest(const float *values, int64_t count, int64_t first, float *largest, int32_t *place) {
+    float here = largest_of(values, count);
+    if (!(here > *largest)) return;
+    *largest = here;
+    for (int64_t j = 0; j < count; j++)
+        if (values[j] == here) {
+            *place = (int32_t)(first + j);
+            return;
+        }
+}
+
+/* Sums over a row. Pointers that are NULL are not asked for. */
+typedef struct {
+    float *entropy;          /* (heads, rows) −Σ p log p */
+    float *largest;          /* (heads, rows) log of the largest weight, and the first key that has it */
+    int32_t *strongest;
+    float *largest_open;     /* the same over keys that are not barred */
+    int32_t *strongest_open;
+    float *distance;         /* (heads, rows) Σ p · distance */
+    float *direction;        /* (heads, rows) Σ p · (key x − query x) */
+    float *matched;          /* (heads, rows, kinds) Σ p over keys whose number of a kind is the query's */
+    float *band;             /* (heads, rows, offsets) p of the key at an offset from the query's own place */
+    float *squares;          /* (heads, rows) Σ p² */
+    float *liked;            /* (heads, rows) Σ p · likeness */
+    float *received;         /* (heads, lefts, received_stride): Σ over rows of left · p, at this tile's first column */
+    int64_t received_stride;
+} Sums;
+
+/* Where keys and queries lie, and what is known of them. */
+typedef struct {
+    const float *row_y, *row_x;       /* (rows) */
+    const float *column_y, *column_x; /* (columns) */
+    const float *counted;             /* (columns) 1 for a key that takes part in distances, else 0 */
+    const float *barred;              /* (columns) 0, or −∞ for a key that is left out of the largest */
+    const float *likeness;            /* (rows, columns) */
+    const int32_t *row_numbers;       /* (kinds, rows) */
+    const int32_t *column_numbers;    /* (kinds, columns) */
+    const int32_t *earlier;           /* (kinds) not 0: only keys before the query's own place match */
+    const int32_t *offsets;           /* (offset_count) */
+    const float *left;                /* (heads or 1, lefts, rows) */
+    int64_t lefts, left_head_stride, kinds, offset_count;
+    int64_t first_column, first_place; /* of the tile's first key, and the key place of its first query */
+    int32_t flat; /* distances along x alone */
+} Places;
+
+void tile_sums(const float *scores, int64_t heads, int64_t rows, int64_t columns, int64_t head_stride,
+               int64_t row_stride, const Places *places, const Sums *sums) {
+#pragma omp parallel for schedule(static) if (heads > 1 && heads * rows * columns > 32768)
+    for (int64_t head = 0; head < heads; head++) {
+        float weights[LONGEST], open[LONGEST];
+        for (int64_t row = 0; row < rows; row++) {
+            const float *s = scores + head * head_stride + row * row_stride;
+            const int64_t at = head * rows + row;
+            float entropy = 0.0f;
+#pragma omp simd reduction(+ : entropy)
+            for (int64_t j = 0; j < columns; j++) {
+                float p = exponential(s[j]);
+                weights[j] = p;
+                entropy -= p > 0.0f ? p * s[j] : 0.0f;
+            }
+            if (sums->entropy) sums->entropy[at] += entropy;
+            if (sums->largest) keep_largest(s, columns, places->first_column, sums->largest + at, sums->strongest + at);
+            if (sums->largest_open) {
+#pragma omp simd
+                for (int64_t j = 0; j < columns; j++) open[j] = s[j] + places->barred[j];
+                keep_largest(open, columns, places->first_column, sums->largest_open + at, sums->strongest_open + at);
+            }
+            for (int64_t k = 0; k < places->lefts; k++) {
+                const float factor = places->left[head * places->left_head_stride + k * rows + row];
+                float *received = sums->received + (head * places->lefts + k) * sums->received_stride;
+                if (factor != 0.0f) {
+#pragma omp simd
+                    for (int64_t j = 0; j < columns; j++) received[j] += factor * weights[j];
+                }
+            }
+            if (sums->squares) {
+                float squares = 0.0f;
+#pragma omp simd reduction(+ : squares)
+                for (int64_t j = 0; j < columns; j++) squares += weights[j] * weights[j];
+                sums->squares[at] += squares;
+            }
+            if (sums->liked) {
+                const float *likeness = places->likeness + row * columns;
+                float liked = 0.0f;
+#pragma omp simd reduction(+ : liked)
+                for (int64_t j = 0; j < columns; j++) liked += weights[j] * likeness[j];
+                sums->liked[at] += liked;
+            }
+            const int64_t own = places->first_place + row - places->first_column; /* the query's own key, in the tile */
+            for (int64_t k = 0; k < places->kinds; k++) {
+                const int32_t *numbers = places->column_numbers + k * columns;
+                const int32_t number = places->row_numbers[k * rows + row];
+                int64_t stop = columns;
+                if (places->earlier[k]) stop = own < 0 ? 0 : own < columns ? own : columns;
+                float matched = 0.0f;
+#pragma omp simd reduction(+ : matched)
+                for (int64_t j = 0; j < stop; j++) matched += numbers[j] == number ? weights[j] : 0.0f;
+                sums->matched[at * places->kinds + k] += matched;
+            }
+            for (int64_t k = 0; k < places->offset_count; k++) {
+                const int64_t j = own + places->offsets[k];
+                if (j >= 0 && j < columns) sums->band[at * places->offset_count + k] = weights[j];
+            }
+            if (places->counted) {
+#pragma omp simd
+                for (int64_t j = 0; j < columns; j++) weights[j] *= places->counted[j];
+            }
+            if (sums->direction || (sums->distance && places->flat)) {
+                const float x = places->row_x[row];
+                float distance = 0.0f, direction = 0.0f;
+#pragma omp simd reduction(+ : distance, direction)
+                for (int64_t j = 0; j < columns; j++) {
+                    float along = places->column_x[j] - x;
+                    distance += weights[j] * fabsf(along);
+                    direction += weights[j] * along;
+                }
+                if (sums->distance) sums->distance[at] += distance;
+                if (sums->direction) sums->direction[at] += direction;
+            } else if (sums->distance) {
+                const float x = places->row_x[row], y = places->row_y[row];
+                float distance = 0.0f;
+#pragma omp simd reduction(+ : distance)
+                for (int64_t j = 0; j < columns; j++) {
+                    float along = places->column_x[j] - x, down = places->column_y[j] - y;
+                    distance += weights[j] * sqrtf(along * along + down * down);
+                }
+                sums->distance[at] += distance;
+            }
+        }
+    }
+}
+
+/* Weights in place of log weights. */
+void tile_weights(float *scores, int64_t heads, int64_t rows, int64_t columns, int64_t head_stride,
+                  int64_t row_stride) {
+#pragma omp parallel for collapse(2) schedule(static) if (heads * rows * columns > 32768)
+    for (int64_t head = 0; head < heads; head++)
+        for (int64_t row = 0; row < rows; row++) {
+            float *s = scores + head * head_stride + row * row_stride;
+#pragma omp simd
+            for (int64_t j = 0; j < columns; j++) s[j] = exponential(s[j]);
+        }
+}
+
+/* Bins of rows × bins of columns: the largest log weight, or the sum of weights.
+
+   row_bins (bins, 2) and column_bins (cells, 2) are first and one after the last, inside the tile; cells are written
+   from first_cell on in rows of the (heads, bins, cells_in_all) output. */
+void tile_pooled(const float *scores, int64_t heads, int64_t columns, int64_t head_stride, int64_t row_stride,
+                 int64_t bins, const int32_t *row_bins, int64_t cells, const int32_t *column_bins, float *pooled,
+                 int64_t pooled_head_stride, int64_t pooled_bin_stride, int32_t mean) {
+#pragma omp parallel for schedule(static) if (heads > 1)
+    for (int64_t head = 0; head < heads; head++) {
+        float across[LONGEST];
+        for (int64_t bin = 0; bin < bins; bin++) {
+            if (row_bins[2 * bin] >= row_bins[2 * bin + 1]) continue;
+            for (int64_t j = 0; j < columns; j++) across[j] = mean ? 0.0f : -INFINITY;
+            for (int64_t row = row_bins[2 * bin]; row < row_bins[2 * bin + 1]; row++) {
+                const float *s = scores + head * head_stride + row * row_stride;
+                if (mean) {
+#pragma omp simd
+                    for (int64_t j = 0; j < columns; j++) across[j] += exponential(s[j]);
+                } else {
+#pragma omp simd
+                    for (int64_t j = 0; j < columns; j++) across[j] = s[j] > across[j] ? s[j] : across[j];
+                }
+            }
+            float *out = pooled + head * pooled_head_stride + bin * pooled_bin_stride;
+            for (int64_t cell = 0; cell < cells; cell++) { /* bins of few keys, too short for vectors */
+                const int64_t low = column_bins[2 * cell], high = column_bins[2 * cell + 1];
+                if (high <= low) continue;
+                if (mean) {
+                    float sum = 0.0f;
+                    for (int64_t j = low; j < high; j++) sum += across[j];
+                    out[cell] += sum;
+                } else {
+                    float largest = across[low];
+                    for (int64_t j = low + 1; j < high; j++) largest = across[j] > largest ? across[j] : largest;
+                    out[cell] = largest > out[cell] ? largest : out[cell];
+                }
+            }
+        }
+    }
+}
+
+/* The k largest log weights of each row so far, largest first; of equal ones the first key. */
+void tile_strongest(const float *scores, int64_t heads, int64_t rows, int64_t columns, int64_t head_stride,
+                    int64_t row_stride, int64_t first_column, int64_t k, float *values, int32_t *keys) {
+#pragma omp parallel for collapse(2) schedule(static) if (heads * rows * columns > 32768)
+    for (int64_t head = 0; head < heads; head++)
+        for (int64_t row = 0; row < rows; row++) {
+            const float *s = scores + head * head_stride + row * row_stride;
+            float *best = values + (head * rows + row) * k;
+            int32_t *places = keys + (head * rows + row) * k;
+            for (int64_t start = 0; start < columns; start += 64) {
+                const int64_t stop = start + 64 < columns ? start + 64 : columns;
+                if (!(largest_of(s + start, stop - start) > best[k - 1])) continue;
+                for (int64_t j = start; j < stop; j++) {
+                    if (!(s[j] > best[k - 1])) continue;
+                    int64_t place = k - 1;
+                    for (; place > 0 && s[j] > best[place - 1]; place--) {
+                        best[place] = best[place - 1];
+                        places[place] = places[place - 1];
+                    }
+                    best[place] = s[j];
+                    places[place] = (int32_t)(first_column + j);
+                }
+            }
+        }
+}
+
+/* One step of relevance (Chefer et al. 2021): out[j] += Σ_i left_i · mean over heads of p · slope, negative parts cut.
+
+   slopes are the gradients of the weights, laid out as the scores. With each_head the negative part is cut before the
+   mean, else after it. Threads share the columns. */
+void tile_relevance(const float *scores, const float *slopes, int64_t heads, int64_t rows, int64_t columns,
+                    int64_t head_stride, int64_t row_stride, const float *left, int32_t each_head, float *out) {
+    const int64_t piece = 128;
+#pragma omp parallel for schedule(static) if (columns > piece && heads * rows * columns > 32768)
+    for (int64_t start = 0; start < columns; start += piece) {
+        const int64_t count = start + piece < columns ? piece : columns - start;
+        float mixed[128];
+        for (int64_t row = 0; row < rows; row++) {
+            if (left[row] == 0.0f) continue;
+            for (int64_t j = 0; j < count; j++) mixed[j] = 0.0f;
+            for (int64_t head = 0; head < heads; head++) {
+                const int64_t at = head * head_stride + row * row_stride + start;
+                const float *s = scores + at, *g = slopes + at;
+                if (each_head) {
+#pragma omp simd
+                    for (int64_t j = 0; j < count; j++) {
+                        float value = exponential(s[j]) * g[j];
+                        mixed[j] += value > 0.0f ? value : 0.0f;
+                    }
+                } else {
+#pragma omp simd
+                    for (int64_t j = 0; j < count; j++) mixed[j] += exponential(s[j]) * g[j];
+                }
+            }
+            const float factor = left[row] / (float)heads;
+#pragma omp simd
+            for (int64_t j = 0; j < count; j++) out[start + j] += factor * (mixed[j] > 0.0f ? mixed[j] : 0.0f);
+        }
+    }
+}

@@ -377,27 +377,27 @@ class FactoredMap(AttentionMap):
         self._check_single("pooled")
         _check_positive(bins, "pooled: bins")
         row_bins = list(_bin_bounds(self.queries, min(bins, self.queries)))
-        found = streaming.pooled(self._factors(head), row_bins, min(bins, self.keys), how=how)
+        found = streaming.pooled(self.factors(head), row_bins, min(bins, self.keys), how=how)
         return found if head is None else found[0]
 
     def top_links(self, head: int | None, k: int) -> tuple[Tensor, Tensor]:
         """As in ``AttentionMap``; of equal weights the first key comes first."""
         self._check_single("top_links")
         _check_positive(k, "top_links: k")
-        values, keys = streaming.top_links(self._factors(head), min(k, self.keys))
+        values, keys = streaming.top_links(self.factors(head), min(k, self.keys))
         return (values, keys) if head is None else (values[0], keys[0])
 
     def apply(self, values: Tensor) -> Tensor:
         """As in ``AttentionMap``."""
         self._check_single("apply")
         values = self._checked(values, self.keys, "apply: values")
-        return streaming.applied(self._factors(), values.to(self.lse))
+        return streaming.applied(self.factors(), values.to(self.lse))
 
     def apply_left(self, rows: Tensor) -> Tensor:
         """As in ``AttentionMap``."""
         self._check_single("apply_left")
         left = self._checked(rows.transpose(-1, -2), self.queries, "apply_left: rows").transpose(-1, -2)
-        return streaming.applied_left(self._factors(), left.to(self.lse).contiguous())
+        return streaming.applied_left(self.factors(), left.to(self.lse).contiguous())
 
     def row_totals(self) -> Tensor:
         """As in ``AttentionMap``, in O(Q): the log-sum-exp tells what a sink took."""
@@ -429,7 +429,7 @@ class FactoredMap(AttentionMap):
         )
         assert sums.received is not None
         around = torch.tensor([-1, 0, 1], dtype=torch.int32, device=lse.device)
-        streaming.add_map_sums(self._factors(), sums, positions=positions, left=left, offsets=around)
+        streaming.add_map_sums(self.factors(), sums, positions=positions, left=left, offsets=around)
         used = (~torch.isneginf(lse)).sum(-1).clamp(min=1)
 
         def mean(of_rows: Tensor | None) -> Tensor:
@@ -465,10 +465,16 @@ class FactoredMap(AttentionMap):
         """
         self._check_single("relevance_step")
         return streaming.relevance_step(
-            self._factors(), left.to(self.lse), gradient, value, each_head=each_head
+            self.factors(), left.to(self.lse), gradient, value, each_head=each_head
         )
 
-    def _factors(self, head: int | None = None) -> streaming.Factors:
+    def factors(self, head: int | None = None) -> streaming.Factors:
+        """The one item's map as ``attn_core.flash.streaming`` walks through it, of one head or of all.
+
+        Raises:
+            ValueError: if the map holds several items.
+        """
+        self._check_single("factors")
         scoring = Scoring(self.scale, self.rule, self.bias, self.softcap)
         factors = streaming.Factors.of(self.query, self.key, self.lse, scoring)
         if head is None:

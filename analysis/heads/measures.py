@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 
 from analysis.heads.positions import Layout, Side
-from attn_core.maps import AttentionMap
+from analysis.heads.streamed import (
+    Add,
+    Likeness,
+    RowNumbers,
+    is_regular,
+    visible_keys,
+    walk_picture,
+    walk_text,
+)
+from attn_core.maps import AttentionMap, FactoredMap
 
 OFFSETS = tuple(range(-5, 6))
 """Key − query; 0 is the token itself, −1 the previous one."""
@@ -235,6 +244,11 @@ def measure(
     asking = layout.rows.own if queries == "own" else layout.rows.valid
     asking = asking.to(torch.float32)
     pictured = None if hidden is None or not layout.picture else _patch_likeness(hidden, layout.columns)
+    if isinstance(layer, FactoredMap) and not smoothing and _is_walked(layer, layout):
+        received = _walked(found, layer, layout, asking, pictured)
+        _on_kinds(found, layout, received, asking)
+        _columns(found, layout, received, asking)
+        return Sums(MappingProxyType(found.totals), MappingProxyType(found.counts))
     received = torch.zeros(layer.batch, layer.heads, layer.keys)
     for rows, columns, piece in layer.pieces():
         weights = piece.to("cpu", torch.float32)
@@ -248,6 +262,56 @@ def measure(
     _on_kinds(found, layout, received, asking)
     _columns(found, layout, received, asking)
     return Sums(MappingProxyType(found.totals), MappingProxyType(found.counts))
+
+
+WALKED_KEYS = 384
+"""From so many keys on one input's factored map is read tile by tile, which pays where strips leave the cache."""
+
+
+def _is_walked(layer: FactoredMap, layout: Layout) -> bool:
+    return layer.batch == 1 and layer.keys >= WALKED_KEYS and is_regular(layout.columns)
+
+
+def _walked(
+    found: _Gathered, layer: FactoredMap, layout: Layout, asking: Tensor, likeness: _Likeness | None
+) -> Tensor:
+    """All that ``measure`` asks of rows, from one walk over the tiles; returns (1, H, K) what the keys received."""
+
+    def add(key: str, total: Tensor, count: Tensor) -> None:
+        found.add(key, total.to(torch.float32), count.to(torch.float32))
+
+    own = asking[0].double()
+    if layout.picture:
+        pictured = None
+        if likeness is not None:
+            patches = layout.columns.own[0]
+            pictured = Likeness(likeness.directions[0] * patches[:, None], likeness.long[0])
+        numbers = walk_picture(layer, layout, own, SHIFTS, pictured, add)
+    else:
+        numbers = walk_text(layer, layout, own, OFFSETS, NEAR, add)
+    _spread_of_rows(layout, asking, numbers, add)
+    return numbers.received[None].to(torch.float32)
+
+
+def _spread_of_rows(layout: Layout, asking: Tensor, numbers: RowNumbers, add: Add) -> None:
+    """``_spread`` of rows whose sums are there."""
+    own, count = asking[0].double(), asking.sum(1)
+    seen = visible_keys(layout)
+    choice = own * (seen > 1)
+    add("relative_entropy", (numbers.entropy / seen.clamp(min=2).log() @ choice)[None], choice.sum()[None])
+    rows = {
+        "entropy": numbers.entropy,
+        "effective_keys": numbers.entropy.exp(),
+        "max_weight": numbers.largest,
+        "confidence": numbers.largest_open,
+    }
+    if not layout.picture and bool(layout.columns.rarest.any()):
+        rows["rarest"] = layout.columns.rarest[0][numbers.strongest_open].double()
+    if not layout.picture and layout.square:
+        offset = numbers.strongest - torch.arange(layout.rows.count)
+        rows |= {f"strongest{each:+d}": (offset == each).double() for each in OFFSETS}
+    for name, values in rows.items():
+        add(name, (values @ own)[None], count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -480,7 +544,7 @@ def _on_grid(found: _Gathered, block: _Block, likeness: _Likeness | None) -> Non
         chance = asking @ (alike / patches.sum().clamp(min=1))
         found.add(f"{name}_chance", chance[:, None].expand(-1, weights.shape[1]), asking.sum(1))
     if likeness is not None:
-        _on_content(found, block, likeness, patches, on_patches - itself)
+        _on_content(found, block, likeness, patches)
 
 
 def _at_shifts(block: _Block, mine: Tensor, theirs: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -533,14 +597,11 @@ def _patch_likeness(hidden: Tensor, side: Side) -> _Likeness:
     return _Likeness(torch.nn.functional.normalize(centred, dim=-1), long)
 
 
-def _on_content(
-    found: _Gathered, block: _Block, likeness: _Likeness, patches: Tensor, on_others: Tensor
-) -> None:
+def _on_content(found: _Gathered, block: _Block, likeness: _Likeness, patches: Tensor) -> None:
     """Pearson correlation, over other patches, of a query's weights and its likeness to them.
 
     Args:
         patches: (c,) 1 for a patch.
-        on_others: (B, H, r) weight on patches other than the query's.
     """
     weights = block.weights
     long = likeness.long[:, block.columns].to(weights.dtype)
@@ -550,6 +611,7 @@ def _on_content(
     count = others.sum(-1).clamp(min=1)  # (r,)
     alike = alike.mul_(others)
     centred = (alike - alike.sum(-1, keepdim=True) / count[:, None]).mul_(others)
+    on_others = (weights * others).sum(-1)  # not a difference: next to a weight of almost 1 it would be lost
     deviation = (weights - (on_others / count)[..., None]).mul_(others)
     lengths = deviation.norm(dim=-1) * centred.norm(dim=-1)[:, None]
     together = deviation.mul_(centred[:, None]).sum(-1)

@@ -39,6 +39,7 @@ SUMS_FIELDS = (
     "direction",
     "matched",
     "band",
+    "others",
     "squares",
     "liked",
     "received",

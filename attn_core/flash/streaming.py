@@ -177,7 +177,7 @@ class Positions:
     Attributes:
         row_x, column_x: (Q,) and (K,).
         row_y, column_y: of a grid; None for text.
-        counted: (K,) 1 for keys that take part, None = all.
+        counted: (K,) 1 for keys that take part in distances, squares and likeness; None = all.
     """
 
     row_x: Tensor

@@ -66,8 +66,9 @@ typedef struct {
     float *direction;        /* (heads, rows) Σ p · (key x − query x) */
     float *matched;          /* (heads, rows, kinds) Σ p over keys whose number of a kind is the query's */
     float *band;             /* (heads, rows, offsets) p of the key at an offset from the query's own place */
-    float *squares;          /* (heads, rows) Σ p² */
-    float *liked;            /* (heads, rows) Σ p · likeness */
+    float *others;           /* (heads, rows) Σ p over counted keys but the query's own */
+    float *squares;          /* (heads, rows) Σ p² over the same keys */
+    float *liked;            /* (heads, rows) Σ p · likeness over the same keys */
     float *received;         /* (heads, lefts, received_stride): Σ over rows of left · p, at this tile's first column */
     int64_t received_stride;
 } Sums;
@@ -76,7 +77,7 @@ typedef struct {
 typedef struct {
     const float *row_y, *row_x;       /* (rows) */
     const float *column_y, *column_x; /* (columns) */
-    const float *counted;             /* (columns) 1 for a key that takes part in distances, else 0 */
+    const float *counted;             /* (columns) 1 for a key that takes part in what follows the band, else 0 */
     const float *barred;              /* (columns) 0, or −∞ for a key that is left out of the largest */
     const float *likeness;            /* (rows, columns) */
     const int32_t *row_numbers;       /* (kinds, rows) */
@@ -119,19 +120,6 @@ void tile_sums(const float *scores, int64_t heads, int64_t rows, int64_t columns
                     for (int64_t j = 0; j < columns; j++) received[j] += factor * weights[j];
                 }
             }
-            if (sums->squares) {
-                float squares = 0.0f;
-#pragma omp simd reduction(+ : squares)
-                for (int64_t j = 0; j < columns; j++) squares += weights[j] * weights[j];
-                sums->squares[at] += squares;
-            }
-            if (sums->liked) {
-                const float *likeness = places->likeness + row * columns;
-                float liked = 0.0f;
-#pragma omp simd reduction(+ : liked)
-                for (int64_t j = 0; j < columns; j++) liked += weights[j] * likeness[j];
-                sums->liked[at] += liked;
-            }
             const int64_t own = places->first_place + row - places->first_column; /* the query's own key, in the tile */
             for (int64_t k = 0; k < places->kinds; k++) {
                 const int32_t *numbers = places->column_numbers + k * columns;
@@ -150,6 +138,24 @@ void tile_sums(const float *scores, int64_t heads, int64_t rows, int64_t columns
             if (places->counted) {
 #pragma omp simd
                 for (int64_t j = 0; j < columns; j++) weights[j] *= places->counted[j];
+            }
+            if (sums->squares && sums->others && own >= 0 && own < columns) weights[own] = 0.0f; /* at distance 0 */
+            if (sums->squares && sums->others) {
+                float others = 0.0f, squares = 0.0f;
+#pragma omp simd reduction(+ : others, squares)
+                for (int64_t j = 0; j < columns; j++) {
+                    others += weights[j];
+                    squares += weights[j] * weights[j];
+                }
+                sums->others[at] += others;
+                sums->squares[at] += squares;
+            }
+            if (sums->squares && sums->others && sums->liked) {
+                const float *likeness = places->likeness + row * columns;
+                float liked = 0.0f;
+#pragma omp simd reduction(+ : liked)
+                for (int64_t j = 0; j < columns; j++) liked += weights[j] * likeness[j];
+                sums->liked[at] += liked;
             }
             if (sums->direction || (sums->distance && places->flat)) {
                 const float x = places->row_x[row];

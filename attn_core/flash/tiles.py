@@ -28,11 +28,12 @@ class RowSums:
         entropy: (H, Q) nats.
         largest: (H, Q) logarithm of the largest weight; ``strongest``: (H, Q) int32, the first key that has it.
         largest_open, strongest_open: the same over keys that are not barred.
-        distance: (H, Q) Σ weight · distance; ``direction``: Σ weight · (key x − query x).
+        distance: (H, Q) Σ weight · distance over counted keys; ``direction``: Σ weight · (key x − query x).
         matched: (H, Q, M) weight on keys whose number of a kind is the query's.
         band: (H, Q, F) weight of the key at each offset from the query's own place.
-        squares: (H, Q) Σ weight².
-        liked: (H, Q) Σ weight · likeness.
+        others, squares: (H, Q) Σ weight and Σ weight² over counted keys but the query's own, both or neither: of a
+            row that lies on its own key almost whole, a difference would lose the rest.
+        liked: (H, Q) Σ weight · likeness over the same keys, beside these.
         received: (H, R, K) Σ over rows of left · weight.
     """
 
@@ -45,6 +46,7 @@ class RowSums:
     direction: Tensor | None = None
     matched: Tensor | None = None
     band: Tensor | None = None
+    others: Tensor | None = None
     squares: Tensor | None = None
     liked: Tensor | None = None
     received: Tensor | None = None
@@ -73,7 +75,7 @@ class Places:
     Attributes:
         row_x, column_x: (r,) and (c,) positions along the text, or columns of a grid.
         row_y, column_y: rows of a grid; None for text.
-        counted: (c,) 1 for a key that takes part in distances, else 0; None = all do.
+        counted: (c,) 1 for a key that takes part in distances, squares and likeness, else 0; None = all do.
         barred: (c,) 0, or −∞ for a key that is left out of ``largest_open``.
         likeness: (r, c).
         row_numbers, column_numbers: (M, r) and (M, c) int32, what is compared in ``matched``.
@@ -120,6 +122,7 @@ def add_sums(tile: Tensor, places: Places, sums: RowSums) -> None:
     if not runs_compiled(tile):
         _add_sums_in_torch(tile, places, sums)
         return
+    _check_sizes(tile, places, sums)
     left = None if places.left is None else places.left.contiguous()
     where = PlacesArguments(
         **{name: _address(value) for name, value in _tensors(places).items() if name != "left"},
@@ -209,6 +212,21 @@ def add_relevance(tile: Tensor, slopes: Tensor, left: Tensor, out: Tensor, *, ea
     )
 
 
+def _check_sizes(tile: Tensor, places: Places, sums: RowSums) -> None:
+    """Make sure that compiled code writes nowhere else: it sees addresses alone."""
+    heads, rows, columns = tile.shape
+    for name, value in _tensors(sums).items():
+        if value is not None and name != "received":
+            assert value.shape[:2] == (heads, rows), name
+    for name, value in _tensors(places).items():
+        if value is None or name in ("left", "earlier", "offsets"):
+            continue
+        size = (rows, columns) if name == "likeness" else (rows if name.startswith("row_") else columns,)
+        assert tuple(value.shape[-len(size) :]) == size, name
+    assert (sums.others is None) == (sums.squares is None)
+    assert sums.received is None or places.first_column + columns <= sums.received.shape[2]
+
+
 def _library() -> ctypes.CDLL:
     found = library()
     assert found is not None  # asked by ``runs_compiled``
@@ -260,13 +278,15 @@ def _add_sums_in_torch(tile: Tensor, places: Places, sums: RowSums) -> None:
         inside = (at >= 0) & (at < tile.shape[2])
         found = weights.gather(-1, at.clamp(0, tile.shape[2] - 1).long().expand(len(tile), -1, -1))
         sums.band.copy_(torch.where(inside, found, sums.band))
-    if sums.squares is not None:
+    if places.counted is not None:
+        weights = weights * places.counted
+    if sums.squares is not None and sums.others is not None:
+        weights = weights * (torch.arange(tile.shape[2], device=tile.device) != own[:, None])  # at distance 0
+        sums.others.add_(weights.sum(-1))
         sums.squares.add_((weights * weights).sum(-1))
     if sums.liked is not None:
         assert places.likeness is not None
         sums.liked.add_((weights * places.likeness).sum(-1))
-    if places.counted is not None:
-        weights = weights * places.counted
     if places.row_x is None or places.column_x is None:
         return
     along = places.column_x - places.row_x[:, None]

@@ -174,6 +174,7 @@ def test_everything_that_head_patterns_need_comes_from_one_pass(way, rule):
     apart = torch.hypot((x - x[:, None]).double(), (y - y[:, None]).double())
     alike = numbers[:, :, None] == numbers[:, None]
     alike[1] &= index < index[:, None]
+    others = counted * (index != index[:, None])
     assert_close(sums.entropy, torch.special.entr(weights).sum(-1), **within)
     assert_close(sums.largest.exp(), weights.amax(-1), **within)
     assert_close(weights.gather(-1, sums.strongest.long()[..., None])[..., 0], weights.amax(-1), **within)
@@ -183,8 +184,8 @@ def test_everything_that_head_patterns_need_comes_from_one_pass(way, rule):
     at = (weights * bars).gather(-1, sums.strongest_open.long()[..., None])[..., 0]
     assert_close(at[some], (weights * bars).amax(-1)[some], **within)
     assert_close(sums.distance, (weights * counted * apart).sum(-1), **within)
-    assert_close(sums.squares, (weights**2).sum(-1), **within)
-    assert_close(sums.liked, (weights * (directions @ directions.T)).sum(-1), **within)
+    assert_close(sums.squares, (weights**2 * others).sum(-1), **within)
+    assert_close(sums.liked, (weights * others * (directions @ directions.T)).sum(-1), **within)
     assert_close(sums.matched, torch.einsum("hrc,mrc->hrm", weights, alike.double()), **within)
     assert_close(sums.received[:, 0], weights.sum(1), **within)
     for place, offset in enumerate(offsets.tolist()):

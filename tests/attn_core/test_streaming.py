@@ -220,6 +220,7 @@ def started(heads: int, queries: int, *, kinds: int, offsets: int, received: int
         distance=zeros(),
         matched=torch.zeros(heads, queries, kinds),
         band=torch.zeros(heads, queries, offsets),
+        others=zeros(),
         squares=zeros(),
         liked=zeros(),
         received=torch.zeros(heads, received, queries),

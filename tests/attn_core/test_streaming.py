@@ -249,6 +249,9 @@ def test_equal_weights_are_kept_in_the_order_of_the_keys(way):
     values, keys = flat.top_links(None, 3)
     assert_close(values, torch.full((1, 30, 3), 1 / 30))
     assert (keys == torch.arange(3)).all()
+    sums = RowSums(largest=torch.full((1, 30), -math.inf), strongest=torch.ones(1, 30, dtype=torch.int32))
+    add_map_sums(factors_of(flat), sums)
+    assert (sums.strongest == 0).all()
 
 
 def test_tiles_that_a_rule_excludes_are_not_made(way):
@@ -339,3 +342,33 @@ def test_a_compiler_that_fails_is_told_and_not_fatal(monkeypatch, caplog, tmp_pa
         assert not list((tmp_path / "attnscope").iterdir())
     finally:
         compiled.library.cache_clear()
+
+
+def test_threads_do_not_show_in_the_numbers():
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(1, 4, 600, 8, generator=generator) for _ in range(3))
+    layer = FactoredMap(query, key, attention(query, key, value).lse, 8**-0.5)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 4):  # tiles of 128 × 512 are shared by threads
+            torch.set_num_threads(threads)
+            relevance = layer.relevance_step(torch.ones(600), value[0], value[0])
+            found.append(
+                [vars(layer.statistics()), layer.top_links(None, 3), layer.pooled(None, 20), relevance]
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+def test_two_fused_calls_give_entropies_and_column_sums_too(way):
+    """Entropy is lse − scale · q · attention(q, k, k); the log column sums are the lse with query and key exchanged."""
+    factored, _ = drawn_map(MaskRule(), groups=4)
+    query, key, lse = factored.query, factored.key, factored.lse
+    read = attention(query, key, key).context
+    entropy = lse - factored.scale * (query * read).sum(-1)
+    columns = attention(key, query, query, bias=-lse[:, :, None]).lse
+    found = factored.statistics()
+    assert_close(found.entropy, entropy[0].mean(-1), atol=1e-5, rtol=1e-5)
+    assert_close(found.received, columns[0].exp(), atol=1e-5, rtol=1e-5)

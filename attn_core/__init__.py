@@ -16,7 +16,7 @@ from attn_core.cost import (
 )
 from attn_core.edits import HeadEdit, combined, gate, uniform
 from attn_core.errors import MemoryBudgetError, UnsupportedModelError
-from attn_core.flash import flash_attention
+from attn_core.flash import Choice, explain_choice, flash_attention
 from attn_core.functional import AttentionOutput, DenseAttentionOutput, attend, attention
 from attn_core.maps import AttentionMap, DenseMap, FactoredMap, HeadStatistics
 from attn_core.mask_rules import (
@@ -75,6 +75,7 @@ __all__ = [
     "AttentionShape",
     "BandedMap",
     "Bias",
+    "Choice",
     "DenseAttentionOutput",
     "DenseMap",
     "EncoderDecoderDot",
@@ -120,6 +121,7 @@ __all__ = [
     "document_rule",
     "dot_scores",
     "editing",
+    "explain_choice",
     "fast_weight_attention",
     "fast_weight_cost",
     "fast_weight_weights",

@@ -21,7 +21,6 @@ from attn_core.flash import flash_attention
 from attn_core.functional import repeat_groups, resolve_scale
 from attn_core.maps import AttentionMap, DenseMap, FactoredMap
 from attn_core.masks import MaskRule
-from attn_core.watching import worked
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,6 @@ def model_attention(
     output = flash_attention(
         query, key, value, rule=rule, bias=bias, scale=scale, softcap=softcap, sinks=sinks
     )
-    worked(query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2])
     call = AttentionCall(
         query, key, value, resolve_scale(scale, query.shape[3]), rule or MaskRule(), bias, softcap, sinks
     )

@@ -6,18 +6,21 @@ can be used and forgotten; the log-sum-exp is what is left to recompute a weight
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from attn_core.bias import Bias
 from attn_core.checks import check_query_key_value
+from attn_core.flash.choice import Choice, Implementation, Named, explain_choice
 from attn_core.flash.fused import fused_attention, fused_reason
 from attn_core.flash.tiled import tiled_attention
 from attn_core.functional import AttentionOutput, attention
 from attn_core.masks import MaskRule
+from attn_core.watching import worked
 
-Implementation = Literal["auto", "reference", "tiled", "fused"]
+__all__ = ["Choice", "Implementation", "explain_choice", "flash_attention"]
 
 
 def flash_attention(
@@ -34,29 +37,64 @@ def flash_attention(
 ) -> AttentionOutput:
     """Context and log-sum-exp of attention, with no n × n weights kept.
 
+    Every implementation is differentiable in query, key and value through both results, all but the reference once
+    only. Each tells whoever watches (``attn_core.watching``) of its work.
+
     Args:
         query: (B, H, Q, D).
         key, value: (B, G, K, D) and (B, G, K, E); G divides H.
         rule, bias, scale, softcap, sinks: as in ``attn_core.functional.attention``.
-        impl: "auto" takes the fused operator where it computes the same thing, else tiles; a named one fails
-            rather than falls back.
+        impl: "auto" takes what ``explain_choice`` says; a named one fails rather than falls back. "reference" keeps
+            n × n weights all the same.
     Returns:
-        context (B, H, Q, E), lse (B, H, Q).
+        context (B, H, Q, E) in value's dtype, lse (B, H, Q) at least float32.
     Raises:
-        ValueError: if shapes do not belong together, or the named implementation cannot compute this.
+        ImportError: if impl is "triton" and that package is missing.
+        TypeError, ValueError: if shapes or dtypes do not belong together, or the named implementation cannot compute
+            this.
     """
     check_query_key_value(query, key, value, "flash_attention")
-    reason = fused_reason(query, value, bias=bias, softcap=softcap, sinks=sinks)
-    if impl == "fused" and reason is not None:
+    options: dict[str, Any] = {
+        "rule": rule,
+        "bias": bias,
+        "scale": scale,
+        "softcap": softcap,
+        "sinks": sinks,
+    }
+    chosen = explain_choice(query, key, value, **options).impl if impl == "auto" else impl
+    if chosen not in RUN:
+        raise ValueError(
+            f"flash_attention: impl must be auto, {', '.join(list(RUN)[:-1])} or fused but is {impl!r}."
+        )
+    return RUN[chosen](query, key, value, **options)
+
+
+def _reference(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
+    output = attention(query, key, value, **options)
+    worked(output.weights.numel())
+    return output
+
+
+def _triton(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
+    from attn_core.flash.triton_forward import triton_attention  # here, since Triton may be missing
+
+    return triton_attention(query, key, value, **options)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
+    softcap = options.pop("softcap")
+    reason = fused_reason(query, value, bias=options["bias"], softcap=softcap, sinks=options["sinks"])
+    if reason is not None:
         raise ValueError(
             f"flash_attention: impl='fused' cannot compute this because {reason}; use impl='auto'."
         )
-    if impl == "fused" or (impl == "auto" and reason is None):
-        return fused_attention(query, key, value, rule=rule, bias=bias, scale=scale)
-    if impl in ("auto", "tiled"):
-        return tiled_attention(
-            query, key, value, rule=rule, bias=bias, scale=scale, softcap=softcap, sinks=sinks
-        )
-    if impl == "reference":
-        return attention(query, key, value, rule=rule, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
-    raise ValueError(f"flash_attention: impl must be auto, reference, tiled or fused but is {impl!r}.")
+    return fused_attention(query, key, value, **options)
+
+
+RUN: Mapping[Named, Callable[..., AttentionOutput]] = {
+    "reference": _reference,
+    "tiled": tiled_attention,
+    "triton": _triton,
+    "fused": _fused,
+}
+"""The implementations by name."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from torch.testing import assert_close
 
 from attn_core import MaskRule, attention, flash_attention
-from attn_core.flash.tiled import tiled_attention
+from attn_core.flash.tiled import TileSize, tiled_attention
 from tests.attn_core.strategies import Case, cases
 from tests.oracle_numpy import oracle_allowed, oracle_attention
 
@@ -117,14 +117,15 @@ def test_nothing_given_is_written_to(case: Case) -> None:
         assert torch.equal(tensor, copy)
 
 
-def test_strips_do_not_show_in_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_do_not_show_in_the_numbers() -> None:
     generator = torch.Generator().manual_seed(3)
     query, key, value = (torch.randn(2, 3, 37, 8, generator=generator) for _ in range(3))
     whole = tiled_attention(query, key, value, rule=MaskRule(causal=True, window=5))
-    monkeypatch.setattr("attn_core.flash.tiled.strip_rows", lambda *_args, **_options: 4)
-    strips = tiled_attention(query, key, value, rule=MaskRule(causal=True, window=5))
-    assert_close(strips.context, whole.context)
-    assert_close(strips.lse, whole.lse)
+    for rows, columns in ((4, 3), (1, 37), (37, 1)):
+        tile = TileSize(rows, columns)
+        tiles = tiled_attention(query, key, value, rule=MaskRule(causal=True, window=5), tile=tile)
+        assert_close(tiles.context, whole.context)
+        assert_close(tiles.lse, whole.lse)
 
 
 def test_scale_of_zero_stays_zero() -> None:
@@ -190,7 +191,9 @@ def test_a_named_implementation_fails_rather_than_falls_back() -> None:
     query, key, value = (torch.randn(1, 1, 2, 4) for _ in range(3))
     with pytest.raises(ValueError, match="impl='fused' cannot compute this because scores are soft-capped"):
         flash_attention(query, key, value, softcap=2.0, impl="fused")
-    with pytest.raises(ValueError, match="impl must be auto, reference, tiled or fused but is 'fast'"):
+    with pytest.raises(
+        ValueError, match="impl must be auto, reference, tiled, triton or fused but is 'fast'"
+    ):
         flash_attention(query, key, value, impl="fast")  # type: ignore[arg-type]
 
 

@@ -35,6 +35,21 @@ def rule_of(arguments: dict[str, Any], queries: int, keys: int) -> MaskRule:
     return MaskRule(predicate=inside)
 
 
+def lengths_rule(arguments: dict[str, Any]) -> MaskRule:
+    """Items of their own lengths, padded at the end: each has its own causal diagonal and window."""
+    queries, keys = torch.tensor(arguments["qlen"]), torch.tensor(arguments["klen"])
+    left, right = arguments.get("window", (-1, -1))
+    right = 0 if arguments.get("causal") else right
+
+    def inside(item: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        place = row + keys[item] - queries[item]
+        near = (row < queries[item]) & (column < keys[item])
+        near = near & (column >= place - left) if left >= 0 else near
+        return near & (column <= place + right) if right >= 0 else near
+
+    return MaskRule(predicate=inside, predicate_batch=len(keys))
+
+
 def bias_of(arguments: dict[str, Any], queries: int, keys: int) -> Tensor | None:
     """ALiBi: −slope · |distance|, slopes per head or per item and head."""
     if "slopes" not in arguments:
@@ -47,14 +62,15 @@ def bias_of(arguments: dict[str, Any], queries: int, keys: int) -> Tensor | None
 def load(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Arrays in our layout (B, H, N, D), and the arguments of the attention."""
     with np.load(FOLDER / f"{name}.npz") as stored:
-        arrays = {key: torch.from_numpy(stored[key]) for key in stored.files}
+        arrays = {key: torch.from_numpy(stored[key]) for key in stored.files if "packed" not in key}
+    arrays.pop("cu_seqlens_q", None), arrays.pop("cu_seqlens_k", None)
     arrays = {
         key: array if key in ("probs", "lse") else array.transpose(1, 2) for key, array in arrays.items()
     }
     arguments = CASES[name]
     queries, keys = arrays["q"].shape[2], arrays["k"].shape[2]
     options = {
-        "rule": rule_of(arguments, queries, keys),
+        "rule": lengths_rule(arguments) if "qlen" in arguments else rule_of(arguments, queries, keys),
         "bias": bias_of(arguments, queries, keys),
         "scale": arguments.get("scale"),
         "softcap": arguments.get("softcap"),
@@ -73,6 +89,34 @@ def test_reference_gives_their_numbers_and_gradients(name: str) -> None:
     gradients = torch.autograd.grad((output.context * arrays["dout"]).sum(), inputs)
     for gradient, expected in zip(gradients, ("dq", "dk", "dv"), strict=True):
         assert_close(gradient, arrays[expected], atol=1e-9, rtol=1e-8)
+
+
+def test_every_case_is_there() -> None:
+    assert len(CASES) == 26
+    assert {path.stem for path in FOLDER.glob("*.npz")} == set(CASES)
+
+
+@pytest.mark.parametrize("impl", ["tiled", "auto"])  # auto is fused wherever there is no soft cap
+@pytest.mark.parametrize("name", CASES)
+def test_every_implementation_gives_their_gradients(name: str, impl: str) -> None:
+    arrays, options = load(name)
+    inputs = [arrays[key].clone().requires_grad_() for key in "qkv"]
+    output = flash_attention(*inputs, **options, impl=impl)
+    gradients = torch.autograd.grad((output.context * arrays["dout"]).sum(), inputs)
+    for gradient, expected in zip(gradients, ("dq", "dk", "dv"), strict=True):
+        assert_close(gradient, arrays[expected], atol=1e-9, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("varlen")])
+def test_an_item_cut_to_its_lengths_is_the_item_of_the_batch(name: str) -> None:
+    (arrays, _), arguments = load(name), CASES[name]
+    for item, (queries, keys) in enumerate(zip(arguments["qlen"], arguments["klen"], strict=True)):
+        one = {key: arrays[key][item : item + 1] for key in ("q", "k", "v", "out", "lse")}
+        cut = one["q"][:, :, :queries], one["k"][:, :, :keys], one["v"][:, :, :keys]
+        for impl in ("tiled", "fused"):
+            found = flash_attention(*cut, rule=rule_of(arguments, queries, keys), impl=impl)
+            assert_close(found.context, one["out"][:, :, :queries], atol=1e-10, rtol=1e-9)
+            assert_close(found.lse, one["lse"][:, :, :queries], atol=1e-10, rtol=1e-9)
 
 
 @pytest.mark.parametrize("impl", ["tiled", "auto"])

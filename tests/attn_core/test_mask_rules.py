@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attn_core import MaskRule, attention, flash_attention
-from attn_core.flash import tiled
 from attn_core.mask_rules import (
     SizedRule,
     allowed_share,
@@ -26,6 +25,7 @@ from attn_core.mask_rules import (
     prefix_rule,
     window_rule,
 )
+from attn_core.strips import strip_rows
 
 BATCH = 2
 N = 9
@@ -227,7 +227,7 @@ def test_every_implementation_takes_a_combination(data: st.DataObject) -> None:
 def share_in_strips(rule: MaskRule, queries: int, keys: int, elements: int) -> float:
     """The share, with strips of any height."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled.strip_rows, "__kwdefaults__", {"elements": elements})
+        patch.setattr(strip_rows, "__kwdefaults__", {"elements": elements})
         return allowed_share(rule, queries=queries, keys=keys)
 
 

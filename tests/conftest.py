@@ -8,6 +8,7 @@ from pathlib import Path
 # Before torch, transformers or streamlit is imported anywhere.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run on CPU tensors; read when triton is imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 

@@ -1,0 +1,682 @@
+"""Questions about attention maps that are kept as query, key and log-sum-exp, answered by Triton kernels.
+
+P[i, j] = exp(score(q_i, k_j) − lse_i), 0 where the rule forbids; a row with log-sum-exp −∞ is 0. Tiles of it are
+made, read and forgotten: memory is that of query, key and the answer. Every function takes a whole batch, all heads
+at once, key heads shared by groups of query heads and never repeated, any length and any strides.
+
+The log-sum-exp has to be that of the same scores in the same precision: one that is off by ε misscales its row by
+e^ε. float32 products are formed as float32 ("ieee") or from three products of TF32 ("tf32x3"), float16 and bfloat16
+exactly, all summed in float32; what weights are multiplied with is float32 as well.
+
+Tested in Triton's interpreter, and compiled for sm_80 and sm_90. Nothing here has been timed on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attn_core.checks import check_index, check_ndim
+from attn_core.flash.scoring import Scoring
+from attn_core.flash.triton_common import Precision, Strided, triton
+from attn_core.flash.triton_map_bins import pooled_kernel
+from attn_core.flash.triton_map_calls import (
+    MapCall,
+    blocks,
+    expanded,
+    padded,
+    padded_count,
+    parts_of,
+    usable,
+)
+from attn_core.flash.triton_map_columns import (
+    column_sums_kernel,
+    relevance_columns_kernel,
+    relevance_rows_kernel,
+)
+from attn_core.flash.triton_map_rows import (
+    apply_kernel,
+    block_kernel,
+    row_statistics_kernel,
+    top_links_kernel,
+)
+from attn_core.watching import worked
+
+__all__ = [
+    "MapStatistics",
+    "RowStatistics",
+    "apply",
+    "apply_left",
+    "block",
+    "column_sums",
+    "pooled",
+    "relevance_rows",
+    "relevance_step",
+    "row",
+    "row_statistics",
+    "statistics",
+    "top_links",
+    "usable",
+]
+
+MOST_LINKS = 32
+"""Most keys of a row that ``top_links`` keeps in registers."""
+
+WIDEST_FACTORS = 64
+"""Most columns that weights are multiplied with at once; more are done one part after the other."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowStatistics:
+    """Numbers of each row of a map, (B, H, Q) each; all 0 of a row with nothing allowed.
+
+    Attributes:
+        entropy: nats.
+        squares: Σ weight².
+        distance: Σ weight · distance of key and query; ``direction``: Σ weight · (key − query), 0 on a grid.
+        largest: largest weight; ``strongest``: int64, the first key that has it.
+        largest_open, strongest_open: the same over keys that are not barred; None where no key is.
+        own, previous, following, first: weight on the query's own place, the ones beside it, and key 0.
+    """
+
+    entropy: Tensor
+    squares: Tensor
+    distance: Tensor
+    direction: Tensor
+    largest: Tensor
+    strongest: Tensor
+    largest_open: Tensor | None
+    strongest_open: Tensor | None
+    own: Tensor
+    previous: Tensor
+    following: Tensor
+    first: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MapStatistics:
+    """What ``statistics`` finds.
+
+    Attributes:
+        rows: numbers of each row.
+        received: (B, H, K) weight that each key receives, summed over queries.
+        rolled: (B, H, R, K) left @ weights; None where no left factors were given.
+    """
+
+    rows: RowStatistics
+    received: Tensor
+    rolled: Tensor | None
+
+
+def row_statistics(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    scoring: Scoring,
+    *,
+    row_positions: Tensor | None = None,
+    column_positions: Tensor | None = None,
+    counted: Tensor | None = None,
+    barred: Tensor | None = None,
+    precision: Precision = "ieee",
+) -> RowStatistics:
+    """What each query does, in one pass over its keys.
+
+    Args:
+        query, key, lse: (B, H, Q, D), (B, G, K, D) and (B, H, Q).
+        row_positions, column_positions: (Q,) and (K,) places along a line, or (Q, 2) and (K, 2) on a grid; None puts
+            query i at key i + K − Q of a text.
+        counted: (K,) 1 for keys that take part in distances and 0 for others; None = all do.
+        barred: (K,) bool, keys that ``largest_open`` leaves out.
+        precision: of float32 products.
+    Raises:
+        TypeError, ValueError: if shapes do not belong together, or the kernels cannot compute this (``usable``).
+    """
+    call = MapCall.of(query, key, lse, scoring, precision, "row_statistics")
+    batch, heads, queries = lse.shape
+    keys = key.shape[2]
+    if (row_positions is None) != (column_positions is None):
+        raise ValueError(
+            "row_statistics: row_positions and column_positions belong together but only one was given; pass both."
+        )
+    if row_positions is None or column_positions is None:
+        column_positions = torch.arange(keys, device=query.device)
+        row_positions = torch.arange(queries, device=query.device) + (keys - queries)
+    (row_x, row_y), (column_x, column_y) = _axes(row_positions, queries), _axes(column_positions, keys)
+    found = query.new_empty(10, batch, heads, queries, dtype=torch.float32)
+    places = query.new_empty(2, batch, heads, queries, dtype=torch.int32)
+    tile = call.tile()
+    row_statistics_kernel[(blocks(queries, tile.rows), batch * heads)](
+        call.query,
+        call.key,
+        call.lse,
+        found,
+        places,
+        row_x,
+        row_y,
+        column_x,
+        column_y,
+        None if counted is None else counted.to(query.device, torch.float32).contiguous(),
+        None if barred is None else torch.where(barred, float("-inf"), 0.0).to(query.device),
+        call.scoring,
+        heads,
+        lse.numel(),
+        **call.widths,
+        **tile.options,
+        PRECISION=call.precision,
+        GRID=row_y is not None,
+        COUNTED=counted is not None,
+        BARRED=barred is not None,
+    )
+    call.done()
+    entropy, squares, distance, direction, largest, largest_open, own, previous, following, first = found
+    strongest, strongest_open = places.long()
+    return RowStatistics(
+        entropy=entropy,
+        squares=squares,
+        distance=distance,
+        direction=direction,
+        largest=largest,
+        strongest=strongest,
+        largest_open=None if barred is None else largest_open,
+        strongest_open=None if barred is None else strongest_open,
+        own=own,
+        previous=previous,
+        following=following,
+        first=first,
+    )
+
+
+def column_sums(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    scoring: Scoring,
+    *,
+    left: Tensor | None = None,
+    received: bool = True,
+    precision: Precision = "ieee",
+    parts: int | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """What each key receives, and ``left`` @ weights, in one pass.
+
+    Args:
+        query, key, lse: as in ``row_statistics``.
+        left: (B or 1, H or 1, R, Q) factors of the rows, such as the row of a rollout.
+        received: whether to sum the weights that each key receives, which is ``left`` of ones for less.
+        parts: of the queries that are summed by programs of their own; None fills the device.
+    Returns:
+        (B, H, K) received or None; (B, H, R, K) or None.
+    Raises:
+        TypeError, ValueError: as ``row_statistics``.
+    """
+    call = MapCall.of(query, key, lse, scoring, precision, "column_sums")
+    factors = 0 if left is None else left.shape[-2]
+    if factors > WIDEST_FACTORS and left is not None:
+        pieces = [
+            column_sums(
+                query, key, lse, scoring, left=piece, received=False, precision=precision, parts=parts
+            )[1]
+            for piece in left.split(WIDEST_FACTORS, dim=-2)
+        ]
+        sums = (
+            column_sums(query, key, lse, scoring, precision=precision, parts=parts)[0] if received else None
+        )
+        return sums, torch.cat([piece for piece in pieces if piece is not None], dim=-2)
+    batch, heads, queries = lse.shape
+    keys = key.shape[2]
+    left_at = Strided(None, 0, 0, 0, 0)
+    if left is not None:
+        left_at = expanded(left, (batch, heads, factors, queries), "column_sums: left")
+    tile = call.tile().turned
+    count = blocks(keys, tile.columns)
+    parts = parts_of(query, count * batch * heads, queries, tile.rows) if parts is None else parts
+    sums = query.new_empty(parts, batch, heads, keys if received else 0, dtype=torch.float32)
+    rolled = query.new_empty(parts, batch, heads, factors, keys, dtype=torch.float32)
+    column_sums_kernel[(count, batch * heads, parts)](
+        call.query,
+        call.key,
+        call.lse,
+        left_at,
+        sums,
+        rolled,
+        call.scoring,
+        heads,
+        batch * heads,
+        factors,
+        **call.widths,
+        **tile.options,
+        COUNT=padded_count(factors),
+        RECEIVED=received,
+        PRECISION=call.precision,
+        MIXING=call.mixing,
+    )
+    call.done()
+    return sums.sum(0) if received else None, rolled.sum(0) if left is not None else None
+
+
+def apply_left(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    scoring: Scoring,
+    left: Tensor,
+    *,
+    precision: Precision = "ieee",
+    parts: int | None = None,
+) -> Tensor:
+    """(B, H, R, K): ``left`` (B or 1, H or 1, R, Q) @ weights; arguments as in ``column_sums``."""
+    rolled = column_sums(
+        query, key, lse, scoring, left=left, received=False, precision=precision, parts=parts
+    )[1]
+    assert rolled is not None
+    return rolled
+
+
+def apply(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    scoring: Scoring,
+    values: Tensor,
+    *,
+    precision: Precision = "ieee",
+) -> Tensor:
+    """(B, H, Q, F): weights @ ``values`` (B or 1, H or 1, K, F).
+
+    Raises:
+        TypeError, ValueError: as ``row_statistics``.
+    """
+    call = MapCall.of(query, key, lse, scoring, precision, "apply")
+    check_ndim(values, 4, "apply: values")
+    if values.shape[-1] > WIDEST_FACTORS:
+        pieces = values.split(WIDEST_FACTORS, dim=-1)
+        return torch.cat(
+            [apply(query, key, lse, scoring, piece, precision=precision) for piece in pieces], dim=-1
+        )
+    batch, heads, queries = lse.shape
+    features = values.shape[-1]
+    values_at = expanded(values, (batch, heads, key.shape[2], features), "apply: values")
+    out = query.new_empty(batch, heads, queries, features, dtype=torch.float32)
+    tile = call.tile()
+    apply_kernel[(blocks(queries, tile.rows), batch * heads)](
+        call.query,
+        call.key,
+        call.lse,
+        values_at,
+        out,
+        call.scoring,
+        heads,
+        features,
+        **call.widths,
+        **tile.options,
+        FEATURES=padded(features),
+        PRECISION=call.precision,
+        MIXING=call.mixing,
+    )
+    call.done()
+    return out
+
+
+def pooled(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    scoring: Scoring,
+    row_bins: Tensor | int,
+    column_bins: Tensor | int,
+    *,
+    how: Literal["max", "mean"] = "max",
+    precision: Precision = "ieee",
+) -> Tensor:
+    """(B, H, b, d): the largest or mean weight of each rectangle of a bin of rows and a bin of keys.
+
+    Args:
+        row_bins, column_bins: (b, 2) and (d, 2) first place of each bin and one past its last, in any order and also
+            overlapping; a number cuts as adaptive pooling does.
+    Raises:
+        TypeError, ValueError: as ``row_statistics``, or for a bin that is empty or reaches beyond the map.
+    """
+    call = MapCall.of(query, key, lse, scoring, precision, "pooled")
+    if how not in ("max", "mean"):
+        raise ValueError(f"pooled: how must be max or mean but is {how!r}.")
+    batch, heads, queries = lse.shape
+    row_cut, height = _bins(row_bins, queries, query.device, "pooled: row_bins")
+    column_cut, width = _bins(column_bins, key.shape[2], query.device, "pooled: column_bins")
+    out = query.new_empty(batch, heads, len(row_cut), len(column_cut), dtype=torch.float32)
+    tile = call.tile("bins")
+    tile = replace(
+        tile, rows=min(tile.rows, padded(len(row_cut))), columns=min(tile.columns, padded(len(column_cut)))
+    )
+    grid = blocks(len(row_cut), tile.rows), blocks(len(column_cut), tile.columns), batch * heads
+    pooled_kernel[grid](
+        call.query,
+        call.key,
+        call.lse,
+        row_cut,
+        column_cut,
+        out,
+        call.scoring,
+        heads,
+        len(row_cut),
+        len(column_cut),
+        height,
+        width,
+        **call.widths,
+        **tile.options,
+        MEAN=how == "mean",
+        PRECISION=call.precision,
+    )
+    call.done()
+    return out
+
+
+def top_links(
+    query: Tensor, key: Tensor, lse: Tensor, scoring: Scoring, k: int, *, precision: Precision = "ieee"
+) -> tuple[Tensor, Tensor]:
+    """Weights and int64 keys (B, H, Q, k) of the strongest links of each row, strongest first.
+
+    Of equal scores the first key comes first; where a row may see fewer than k keys the rest have weight 0.
+
+    Args:
+        k: how many, at most MOST_LINKS; cut to the number of keys.
+    Raises:
+        TypeError, ValueError: as ``row_statistics``, or for another k.
+    """
+    call = MapCall.of(query, key, lse, scoring, precision, "top_links")
+    if not 1 <= k <= MOST_LINKS:
+        raise ValueError(
+            f"top_links: k must be 1 to {MOST_LINKS} but is {k}; impl='tiled' has no such limit."
+        )
+    batch, heads, queries = lse.shape
+    count = min(k, key.shape[2])
+    values = query.new_empty(batch, heads, queries, count, dtype=torch.float32)
+    places = query.new_empty(batch, heads, queries, count, dtype=torch.int32)
+    tile = call.tile()
+    top_links_kernel[(blocks(queries, tile.rows), batch * heads)](
+        call.query,
+        call.key,
+        call.lse,
+        values,
+        places,
+        call.scoring,
+        heads,
+        count,
+        **call.widths,
+        **tile.options,
+        KEPT=triton.next_power_of_2(count),
+        PRECISION=call.precision,
+    )
+    call.done()
+    # Weights may be equal where scores are not (both 0), so places alone decide among equal weights.
+    by_place = places.argsort(dim=-1)
+    values, places = values.gather(-1, by_place), places.gather(-1, by_place).long()
+    order = values.sort(dim=-1, descending=True, stable=True).indices
+    values, places = values.gather(-1, order), places.gather(-1, order)
+    return values, _with_other_keys(places, key.shape[2])
+
+
+def block(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    scoring: Scoring,
+    rows: slice,
+    columns: slice,
+    *,
+    precision: Precision = "ieee",
+) -> Tensor:
+    """(B, H, r, c): the weights of a rectangle; slices as of a list, with step 1.
+
+    Raises:
+        TypeError, ValueError: as ``row_statistics``, or for another step.
+    """
+    call = MapCall.of(query, key, lse, scoring, precision, "block")
+    batch, heads, queries = lse.shape
+    (top, bottom, down), (low, high, along) = rows.indices(queries), columns.indices(key.shape[2])
+    if down != 1 or along != 1:
+        raise ValueError("block: slices must have step 1; take every so many of the answer instead.")
+    bottom, high = max(top, bottom), max(low, high)
+    out = query.new_empty(batch, heads, bottom - top, high - low, dtype=torch.float32)
+    if out.numel() == 0:
+        return out
+    tile = call.tile()
+    tile = replace(tile, rows=min(tile.rows, padded(bottom - top)))
+    grid = blocks(bottom - top, tile.rows), blocks(high - low, tile.columns), batch * heads
+    block_kernel[grid](
+        call.query,
+        call.key,
+        call.lse,
+        out,
+        call.scoring,
+        heads,
+        top,
+        bottom,
+        low,
+        high,
+        **call.widths,
+        **tile.options,
+        PRECISION=call.precision,
+    )
+    worked(out.numel())
+    return out
+
+
+def row(
+    query: Tensor, key: Tensor, lse: Tensor, scoring: Scoring, index: int, *, precision: Precision = "ieee"
+) -> Tensor:
+    """(B, H, K): where one query looks."""
+    index = check_index(index, query.shape[2], "row: index")
+    rows = slice(index, index + 1)
+    return block(query, key, lse, scoring, rows, slice(None), precision=precision)[:, :, 0]
+
+
+def relevance_step(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    scoring: Scoring,
+    left: Tensor,
+    gradient: Tensor,
+    value: Tensor,
+    *,
+    each_head: bool = True,
+    precision: Precision = "ieee",
+    parts: int | None = None,
+) -> Tensor:
+    """(B, R, K): ``left`` @ mean over heads of weights ∘ gradient of the weights, negative parts cut.
+
+    Chefer et al. 2021 (Generic Attention-model Explainability, equation 5). The gradient of a weight is dO · Vᵀ, so
+    it is made tile by tile beside the weight.
+
+    Args:
+        left: (B or 1, R, Q).
+        gradient: (B, H, Q, E) of the context; ``value``: (B, G, K, E).
+        each_head: cut the negative part of each head, else that of their mean.
+        parts: as in ``column_sums``.
+    Raises:
+        TypeError, ValueError: as ``row_statistics``.
+    """
+    call = MapCall.of(query, key, lse, scoring, precision, "relevance_step")
+    check_ndim(left, 3, "relevance_step: left")
+    batch, heads, queries = lse.shape
+    keys, factors = key.shape[2], left.shape[1]
+    if factors > WIDEST_FACTORS:
+        steps = [
+            relevance_step(
+                query,
+                key,
+                lse,
+                scoring,
+                piece,
+                gradient,
+                value,
+                each_head=each_head,
+                precision=precision,
+                parts=parts,
+            )
+            for piece in left.split(WIDEST_FACTORS, dim=1)
+        ]
+        return torch.cat(steps, dim=1)
+    left_at = expanded(left[:, None], (batch, 1, factors, queries), "relevance_step: left")
+    slopes = call.slopes(gradient, value, precision, "relevance_step")
+    tile = call.tile_with(slopes)
+    count = blocks(keys, tile.columns)
+    parts = parts_of(query, count * batch, queries, tile.rows) if parts is None else parts
+    out = query.new_empty(parts, batch, factors, keys, dtype=torch.float32)
+    relevance_columns_kernel[(count, batch, parts)](
+        call.query,
+        call.key,
+        call.lse,
+        slopes.gradient,
+        slopes.value,
+        left_at,
+        out,
+        call.scoring,
+        batch,
+        heads,
+        factors,
+        **call.widths,
+        **slopes.widths,
+        **tile.options,
+        COUNT=padded_count(factors),
+        PRECISION=call.precision,
+        MIXING=call.mixing,
+        EACH_HEAD=each_head,
+    )
+    call.done()
+    return out.sum(0)
+
+
+def relevance_rows(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    scoring: Scoring,
+    gradient: Tensor,
+    value: Tensor,
+    *,
+    each_head: bool = True,
+    precision: Precision = "ieee",
+) -> Tensor:
+    """(B, Q): sums of the rows of what ``relevance_step`` multiplies with, by which a gradient rollout divides.
+
+    Raises:
+        TypeError, ValueError: as ``row_statistics``.
+    """
+    call = MapCall.of(query, key, lse, scoring, precision, "relevance_rows")
+    batch, heads, queries = lse.shape
+    slopes = call.slopes(gradient, value, precision, "relevance_rows")
+    tile = call.tile_with(slopes)
+    out = query.new_empty(batch, queries, dtype=torch.float32)
+    relevance_rows_kernel[(blocks(queries, tile.rows), batch)](
+        call.query,
+        call.key,
+        call.lse,
+        slopes.gradient,
+        slopes.value,
+        out,
+        call.scoring,
+        heads,
+        **call.widths,
+        **slopes.widths,
+        **tile.options,
+        PRECISION=call.precision,
+        EACH_HEAD=each_head,
+    )
+    call.done()
+    return out
+
+
+def statistics(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    scoring: Scoring,
+    *,
+    left: Tensor | None = None,
+    row_positions: Tensor | None = None,
+    column_positions: Tensor | None = None,
+    counted: Tensor | None = None,
+    barred: Tensor | None = None,
+    precision: Precision = "ieee",
+) -> MapStatistics:
+    """All that head patterns need and, with ``left``, the step of a rollout: one walk by rows, one by columns.
+
+    Two walks and not one: rows and keys are summed in different orders, and one walk for both would have to add what
+    each tile gives its keys atomically, in an order that changes from run to run. The second walk costs one more
+    product Q Kᵀ with its exponentials, which the received weights and the rollout share. Which of the two ways is
+    faster has not been measured.
+
+    Args:
+        left: as in ``column_sums``; the others as in ``row_statistics``.
+    Raises:
+        TypeError, ValueError: as ``row_statistics``.
+    """
+    rows = row_statistics(
+        query,
+        key,
+        lse,
+        scoring,
+        row_positions=row_positions,
+        column_positions=column_positions,
+        counted=counted,
+        barred=barred,
+        precision=precision,
+    )
+    received, rolled = column_sums(query, key, lse, scoring, left=left, precision=precision)
+    assert received is not None
+    return MapStatistics(rows=rows, received=received, rolled=rolled)
+
+
+def _with_other_keys(places: Tensor, keys: int) -> Tensor:
+    """Places below 0 get keys that their row does not name, the first ones."""
+    short = (places < 0).any(dim=-1)
+    if not bool(short.any()):
+        return places
+    rows = places[short]  # (N, k)
+    named = rows.new_zeros(len(rows), min(keys, 2 * rows.shape[1]), dtype=torch.bool)
+    for column in rows.unbind(dim=1):
+        inside = (column >= 0) & (column < named.shape[1])
+        named[inside, column[inside]] = True
+    others = named.to(torch.int8).argsort(dim=1, stable=True)  # keys without a name first, in order
+    missing = rows < 0
+    rank = (missing.long().cumsum(dim=1) - 1).clamp(min=0)
+    filled = places.clone()
+    filled[short] = torch.where(missing, others.gather(1, rank), rows)
+    return filled
+
+
+def _axes(positions: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+    """Positions (N,) or (N, 2) as float32 x and y; y is None along a line."""
+    if positions.ndim not in (1, 2) or positions.shape[0] != size or positions.shape[1:] not in ((), (2,)):
+        raise ValueError(
+            f"row_statistics: positions must be ({size},) or ({size}, 2) but are {tuple(positions.shape)}; pass one "
+            "place, or one x and y, for each."
+        )
+    wide = positions.to(torch.float32)
+    return (wide.contiguous(), None) if wide.ndim == 1 else (wide[:, 0].contiguous(), wide[:, 1].contiguous())
+
+
+def _bins(bins: Tensor | int, size: int, device: torch.device, name: str) -> tuple[Tensor, int]:
+    """(b, 2) int32 bounds of bins, and the length of the longest."""
+    if isinstance(bins, int):
+        if bins < 1:
+            raise ValueError(f"{name} must be at least 1 but is {bins}.")
+        count = min(bins, size)
+        index = torch.arange(count)
+        bins = torch.stack([index * size // count, ((index + 1) * size + count - 1) // count], dim=1)
+    check_ndim(bins, 2, name)
+    lengths = bins[:, 1] - bins[:, 0]
+    if (
+        bins.shape[1] != 2
+        or not len(bins)
+        or int(lengths.min()) < 1
+        or int(bins.min()) < 0
+        or int(bins.max()) > size
+    ):
+        raise ValueError(f"{name} must be (b, 2) bounds of bins of at least one place, within 0 and {size}.")
+    return bins.to(device, torch.int32).contiguous(), int(lengths.max())

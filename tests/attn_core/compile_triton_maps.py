@@ -1,0 +1,142 @@
+"""Compile the kernels of streamed maps for sm_80 and sm_90 and say what came out, one JSON line a kernel.
+
+python -m tests.attn_core.compile_triton_maps NAME ...    the layers that the test names
+python -m tests.attn_core.compile_triton_maps all         all kernels for every width, precision and chip (minutes)
+
+The questions are asked as anybody asks them, and what they would have launched is compiled: the same tiles, the same
+constants.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from attn_core import MaskRule
+from attn_core.flash import triton_map_calls, triton_maps
+from attn_core.flash.scoring import Scoring
+from attn_core.flash.triton_common import Precision
+from tests.attn_core.triton_target import compiled, report
+
+LENGTH = 1024
+
+QUESTIONS = (
+    "rows",
+    "columns",
+    "columns of many",
+    "values",
+    "links",
+    "bins",
+    "block",
+    "relevance",
+    "relevance of many",
+    "relevance rows",
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A layer, and which of its questions are compiled."""
+
+    capability: int
+    width: int
+    dtype: torch.dtype
+    questions: tuple[str, ...] = QUESTIONS
+    everything: bool = False
+    precision: Precision = "ieee"
+
+
+def variants() -> dict[str, Variant]:
+    """A choice in which every kernel, width and precision is met, on both chips."""
+    half, brain, single = torch.float16, torch.bfloat16, torch.float32
+    return {
+        "sm_90": Variant(
+            90, 64, brain, tuple(name for name in QUESTIONS if name not in ("columns", "relevance"))
+        ),
+        "sm_90, everything": Variant(90, 64, half, ("rows", "columns of many"), everything=True),
+        "sm_90, 128": Variant(90, 128, half, ("rows", "relevance of many")),
+        "sm_90, float32": Variant(90, 64, single, ("rows", "columns", "bins", "relevance")),
+        "sm_90, tf32x3": Variant(90, 64, single, ("columns of many",), precision="tf32x3"),
+        "sm_80": Variant(80, 64, half, ("rows", "columns of many", "values", "links", "relevance rows")),
+        "sm_80, float32": Variant(80, 64, single, ("columns", "relevance rows")),
+    }
+
+
+def every_variant() -> Iterator[tuple[str, Variant]]:
+    """Everything that can be asked of any width and precision, on both chips."""
+    for capability, width, dtype in itertools.product(
+        (90, 80), (64, 128, 256), (torch.float16, torch.bfloat16, torch.float32)
+    ):
+        for precision in ("ieee", "tf32x3") if dtype == torch.float32 else ("ieee",):
+            name = f"sm_{capability}, {width}, {dtype}, {precision}"
+            yield name, Variant(capability, width, dtype, precision=precision)
+
+
+def launches(variant: Variant) -> dict[str, tuple[JITFunction, dict[str, Any], dict[str, Any]]]:
+    """Kernel, arguments and options that each question launches: two items, four heads in two groups."""
+    query = torch.empty(2, 4, LENGTH, variant.width, dtype=variant.dtype)
+    key = torch.empty(2, 2, LENGTH, variant.width, dtype=variant.dtype)
+    rule, options = MaskRule(causal=True), {}
+    if variant.everything:
+        rule = MaskRule(
+            causal=True,
+            window=200,
+            key_valid=torch.ones(2, LENGTH, dtype=torch.bool),
+            prefix=torch.tensor([3, 5]),
+            documents=torch.zeros(1, LENGTH, dtype=torch.long),
+        )
+        options = {"bias": torch.zeros(1, 4, LENGTH, LENGTH), "softcap": 5.0}
+    layer = (query, key, torch.empty(query.shape[:3]), Scoring(variant.width**-0.5, rule, **options))
+    one, many = torch.empty(2, 1, 1, LENGTH), torch.empty(2, 1, 16, LENGTH)
+    precision = {"precision": variant.precision}
+    asked = {
+        "rows": lambda: triton_maps.row_statistics(*layer, **precision),
+        "columns": lambda: triton_maps.column_sums(*layer, left=one, **precision),
+        "columns of many": lambda: triton_maps.column_sums(*layer, left=many, **precision),
+        "values": lambda: triton_maps.apply(*layer, torch.empty(1, 1, LENGTH, 5), **precision),
+        "links": lambda: triton_maps.top_links(*layer, 16, **precision),
+        "bins": lambda: triton_maps.pooled(*layer, 256, 256, **precision),
+        "block": lambda: triton_maps.block(*layer, slice(0, 512), slice(0, 512), **precision),
+        "relevance": lambda: triton_maps.relevance_step(*layer, one[:, 0], query, key, **precision),
+        "relevance of many": lambda: triton_maps.relevance_step(*layer, many[:, 0], query, key, **precision),
+        "relevance rows": lambda: triton_maps.relevance_rows(*layer, query, key, **precision),
+    }
+    found: dict[str, tuple[JITFunction, dict[str, Any], dict[str, Any]]] = {}
+    run = JITFunction.run
+    try:
+        for name in variant.questions:
+
+            def note(kernel: JITFunction, *arguments: Any, name: str = name, **options: Any) -> None:
+                del options["grid"], options["warmup"]
+                found[name] = kernel, dict(zip(kernel.arg_names, arguments, strict=False)), options
+
+            JITFunction.run = note
+            asked[name]()
+    finally:
+        JITFunction.run = run
+    return found
+
+
+def main(names: list[str]) -> None:
+    """Compile and print."""
+    triton_map_calls.unsupported_here = lambda query: None  # there is no GPU, and none is needed
+    chosen = every_variant() if names == ["all"] else [(name, variants()[name]) for name in names]
+    for name, variant in chosen:
+        for question, (kernel, arguments, options) in launches(variant).items():
+            result = compiled(
+                f"{question}: {name}", kernel, arguments, capability=variant.capability, options=options
+            )
+            for line in report([result]):
+                sys.stdout.write(json.dumps(line) + "\n")
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

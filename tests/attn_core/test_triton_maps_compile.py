@@ -1,0 +1,61 @@
+"""The kernels of streamed maps as machine code of GPUs that are not there: tensor cores used, nothing spilled.
+
+Compiling needs the real compiler, so it runs in processes without TRITON_INTERPRET. Triton keeps what it compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is built for Linux alone")
+
+from tests.attn_core.compile_triton_maps import variants
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+VARIANTS = variants()
+KERNELS = [(question, name) for name, variant in VARIANTS.items() for question in variant.questions]
+
+
+@pytest.fixture(scope="module")
+def machine_code() -> dict[str, dict[str, Any]]:
+    """What became of each kernel; two processes share the work."""
+    first, *others = VARIANTS
+    variables = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.attn_core.compile_triton_maps"]
+    processes = [
+        subprocess.Popen(
+            [*command, *names],
+            cwd=ROOT,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for names in ([first], others)
+    ]
+    found = {}
+    for process in processes:
+        output, complaints = process.communicate()
+        assert process.returncode == 0, complaints[-3000:]
+        found |= {line["name"]: line for line in map(json.loads, output.splitlines())}
+    return found
+
+
+@pytest.mark.parametrize(("question", "name"), KERNELS)
+def test_map_kernels_compile_without_spills_and_use_the_tensor_cores(
+    question: str, name: str, machine_code: dict[str, dict[str, Any]]
+) -> None:
+    found, variant = machine_code[f"{question}: {name}"], VARIANTS[name]
+    assert found["capability"] == variant.capability
+    assert found["spilled"] == 0, found
+    exact = variant.dtype.itemsize == 4 and variant.precision == "ieee"
+    assert (found["tensor_products"] == 0) == exact, (
+        found
+    )  # exact products of float32 are not for tensor cores

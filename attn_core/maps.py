@@ -7,7 +7,6 @@ Both answer the same questions with the same numbers.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +20,6 @@ from attn_core.budget import check_fits
 from attn_core.checks import check_index, check_ndim
 from attn_core.flash import streaming
 from attn_core.flash.scoring import Scoring
-from attn_core.flash.tiles import RowSums
 from attn_core.functional import attention_scores
 from attn_core.masks import MaskRule
 from attn_core.strips import strip_rows
@@ -411,43 +409,19 @@ class FactoredMap(AttentionMap):
     def statistics(self, carry: Tensor | None = None) -> HeadStatistics:
         """As in ``AttentionMap``, a tile at a time."""
         self._check_single("statistics")
-        heads, queries, keys = self.heads, self.queries, self.keys
         lse = self.lse[0]
         left = torch.ones_like(lse[:1, None])  # (1, 1, Q)
         if carry is not None:
-            rows = self._checked(carry.transpose(-1, -2), queries, "statistics: carry").transpose(-1, -2)
+            rows = self._checked(carry.transpose(-1, -2), self.queries, "statistics: carry").transpose(-1, -2)
             left = torch.cat([left.expand(len(rows), -1, -1), rows.to(lse)], 1)
-        at = torch.arange(keys - queries, keys, device=lse.device, dtype=lse.dtype)
-        positions = streaming.Positions(at, torch.arange(keys, device=lse.device, dtype=lse.dtype))
-        sums = RowSums(
-            entropy=torch.zeros_like(lse),
-            largest=torch.full_like(lse, -math.inf),
-            strongest=torch.zeros_like(lse, dtype=torch.int32),
-            distance=torch.zeros_like(lse),
-            band=lse.new_zeros(heads, queries, 3),
-            received=lse.new_zeros(heads, left.shape[1], keys),
-        )
-        assert sums.received is not None
-        around = torch.tensor([-1, 0, 1], dtype=torch.int32, device=lse.device)
-        streaming.add_map_sums(self.factors(), sums, positions=positions, left=left, offsets=around)
+        of_rows, received = streaming.statistics(self.factors(), left)
         used = (~torch.isneginf(lse)).sum(-1).clamp(min=1)
-
-        def mean(of_rows: Tensor | None) -> Tensor:
-            assert of_rows is not None
-            return (of_rows.sum(-1) / used).to("cpu", torch.float32)
-
-        assert sums.largest is not None
-        assert sums.band is not None
+        means = {name: (values.sum(-1) / used).to("cpu", torch.float32) for name, values in of_rows.items()}
         return HeadStatistics(
-            entropy=mean(sums.entropy),
-            max_weight=mean(sums.largest.exp()),
-            self_mass=mean(sums.band[..., 1]),
-            previous_mass=mean(sums.band[..., 0]),
-            next_mass=mean(sums.band[..., 2]),
-            first_mass=(sums.received[:, 0, :1].sum(-1) / used).to("cpu", torch.float32),
-            mean_distance=mean(sums.distance),
-            received=sums.received[:, 0].to("cpu", torch.float32),
-            carried=None if carry is None else sums.received[:, 1:],
+            **means,
+            first_mass=(received[:, 0, :1].sum(-1) / used).to("cpu", torch.float32),
+            received=received[:, 0].to("cpu", torch.float32),
+            carried=None if carry is None else received[:, 1:],
         )
 
     def relevance_step(

@@ -10,9 +10,11 @@ Every map here holds one batch item.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -93,6 +95,23 @@ class Factors:
             self.lse[head : head + 1],
             self.scoring.of_head(head),
         )
+
+    @cached_property
+    def kernels(self) -> ModuleType | None:
+        """The Triton kernels of map questions, for a map on a GPU that they can answer for; else None."""
+        if self.query.device.type != "cuda":
+            return None
+        try:
+            from attn_core.flash import triton_maps  # an optional library, looked for only where it can serve
+        except ImportError:
+            return None
+        query, key, _, scoring = self.whole
+        return triton_maps if triton_maps.usable(query, key, scoring) is None else None
+
+    @property
+    def whole(self) -> tuple[Tensor, Tensor, Tensor, Scoring]:
+        """Query, key and log-sum-exp with a batch of one, and the scoring, as kernels take them."""
+        return self.query[None], self.key[None], self.lse[None], self.scoring
 
     @cached_property
     def _level(self) -> Tensor:
@@ -275,6 +294,10 @@ def pooled(factors: Factors, row_bins: Sequence[tuple[int, int]], bins: int, *, 
         row_bins: first query and one after the last of each bin of rows.
         bins: d, bins of keys as adaptive pooling cuts them.
     """
+    if factors.kernels is not None:
+        bounds = torch.tensor(list(row_bins))
+        found: Tensor = factors.kernels.pooled(*factors.whole, bounds, bins, how=how)[0]
+        return found
     mean = how == "mean"
     start = 0.0 if mean else float("-inf")
     result = factors.query.new_full((factors.heads, len(row_bins), bins), start)
@@ -317,6 +340,9 @@ def top_links(factors: Factors, k: int) -> tuple[Tensor, Tensor]:
 
     Of equal weights the first key comes first; where a query sees fewer than k keys the rest have weight 0.
     """
+    if factors.kernels is not None and k <= factors.kernels.MOST_LINKS:
+        found = factors.kernels.top_links(*factors.whole, k)
+        return found[0][0], found[1][0]
     shape = (factors.heads, factors.queries, k)
     values = factors.query.new_full(shape, float("-inf"))
     keys = torch.full(shape, -1, dtype=torch.int32, device=values.device)
@@ -328,22 +354,32 @@ def top_links(factors: Factors, k: int) -> tuple[Tensor, Tensor]:
             keep_strongest(tile, best, places, first_column=columns.start)
             worked(tile.numel())
         values[:, rows], keys[:, rows] = best, places
-    return values.exp_(), _with_other_keys(keys.long(), factors.keys)
+    return values.exp_(), with_other_keys(keys.long(), factors.keys)
 
 
-def _with_other_keys(keys: Tensor, count: int) -> Tensor:
-    """Places that are −1 get keys that the row does not name yet, the first ones."""
-    missing = (keys < 0).any(-1)
-    for index in missing.nonzero():
-        row = keys[tuple(index)]
-        named = set(row.tolist())
-        others = iter(sorted(set(range(min(count, 2 * len(row)))) - named))
-        keys[tuple(index)] = torch.tensor([key if key >= 0 else next(others) for key in row.tolist()])
-    return keys
+def with_other_keys(places: Tensor, keys: int) -> Tensor:
+    """Keys (..., k) with each −1 replaced by a key that its row does not name yet, the first ones in order."""
+    short = (places < 0).any(dim=-1)
+    if not bool(short.any()):
+        return places
+    rows = places[short]  # (N, k)
+    named = rows.new_zeros(len(rows), min(keys, 2 * rows.shape[1]), dtype=torch.bool)
+    for column in rows.unbind(dim=1):
+        inside = (column >= 0) & (column < named.shape[1])
+        named[inside, column[inside]] = True
+    others = named.to(torch.int8).argsort(dim=1, stable=True)  # keys without a name first, in order
+    missing = rows < 0
+    rank = (missing.long().cumsum(dim=1) - 1).clamp(min=0)
+    filled = places.clone()
+    filled[short] = torch.where(missing, others.gather(1, rank), rows)
+    return filled
 
 
 def applied(factors: Factors, values: Tensor) -> Tensor:
     """(H, Q, F): weights @ values, values (H or 1, K, F)."""
+    if factors.kernels is not None:
+        read: Tensor = factors.kernels.apply(*factors.whole, values[None])[0]
+        return read
     heads = factors.heads
     result = values.new_zeros(heads, factors.queries, values.shape[-1])
     for rows, columns, tile in factors.tiles():
@@ -351,8 +387,47 @@ def applied(factors: Factors, values: Tensor) -> Tensor:
     return result
 
 
+def statistics(factors: Factors, left: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Numbers of each row, (H, Q) by the names of ``HeadStatistics``; and (H, R, K) left @ weights.
+
+    Args:
+        left: (H or 1, R, Q).
+    """
+    lse, keys = factors.lse, factors.keys
+    if factors.kernels is not None:
+        found = factors.kernels.statistics(*factors.whole, left=left[None])
+        rows = found.rows
+        named = {
+            "entropy": rows.entropy,
+            "max_weight": rows.largest,
+            "self_mass": rows.own,
+            "previous_mass": rows.previous,
+            "next_mass": rows.following,
+            "mean_distance": rows.distance,
+        }
+        return {name: value[0] for name, value in named.items()}, found.rolled[0]
+    at = torch.arange(keys - factors.queries, keys, device=lse.device, dtype=lse.dtype)
+    band = lse.new_zeros(*lse.shape, 3)
+    received = lse.new_zeros(factors.heads, left.shape[1], keys)
+    entropy, largest, distance = torch.zeros_like(lse), torch.full_like(lse, -math.inf), torch.zeros_like(lse)
+    strongest = torch.zeros_like(lse, dtype=torch.int32)
+    add_map_sums(
+        factors,
+        RowSums(entropy, largest, strongest, distance=distance, band=band, received=received),
+        positions=Positions(at, torch.arange(keys, device=lse.device, dtype=lse.dtype)),
+        left=left,
+        offsets=torch.tensor([-1, 0, 1], dtype=torch.int32, device=lse.device),
+    )
+    names = ("previous_mass", "self_mass", "next_mass")
+    around = {name: band[..., place] for place, name in enumerate(names)}
+    return {"entropy": entropy, "max_weight": largest.exp(), "mean_distance": distance, **around}, received
+
+
 def applied_left(factors: Factors, left: Tensor) -> Tensor:
     """(H, R, K): left @ weights, left (H or 1, R, Q)."""
+    if factors.kernels is not None:
+        carried: Tensor = factors.kernels.apply_left(*factors.whole, left[None])[0]
+        return carried
     received = left.new_zeros(factors.heads, left.shape[1], factors.keys)
     add_map_sums(factors, RowSums(received=received), left=left)
     return received
@@ -370,6 +445,11 @@ def relevance_step(
         gradient: (H, Q, E) of the context; ``value``: (G, K, E).
         each_head: cut the negative part of each head, else that of their mean.
     """
+    if factors.kernels is not None:
+        step: Tensor = factors.kernels.relevance_step(
+            *factors.whole, left[None, None], gradient[None], value[None], each_head=each_head
+        )
+        return step[0, 0]
     out = left.new_zeros(factors.keys)
     value = repeat_groups(value[None], factors.heads)[0].transpose(1, 2).to(left.dtype)
     gradient, room = gradient.to(left.dtype), factors.buffer()

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from attn_core.checks import check_index, check_ndim
 from attn_core.flash.scoring import Scoring
+from attn_core.flash.streaming import with_other_keys
 from attn_core.flash.triton_common import Precision, Strided, triton
 from attn_core.flash.triton_map_bins import pooled_kernel
 from attn_core.flash.triton_map_calls import (
@@ -416,7 +417,7 @@ def top_links(
     values, places = values.gather(-1, by_place), places.gather(-1, by_place).long()
     order = values.sort(dim=-1, descending=True, stable=True).indices
     values, places = values.gather(-1, order), places.gather(-1, order)
-    return values, _with_other_keys(places, key.shape[2])
+    return values, with_other_keys(places, key.shape[2])
 
 
 def block(
@@ -630,24 +631,6 @@ def statistics(
     received, rolled = column_sums(query, key, lse, scoring, left=left, precision=precision)
     assert received is not None
     return MapStatistics(rows=rows, received=received, rolled=rolled)
-
-
-def _with_other_keys(places: Tensor, keys: int) -> Tensor:
-    """Places below 0 get keys that their row does not name, the first ones."""
-    short = (places < 0).any(dim=-1)
-    if not bool(short.any()):
-        return places
-    rows = places[short]  # (N, k)
-    named = rows.new_zeros(len(rows), min(keys, 2 * rows.shape[1]), dtype=torch.bool)
-    for column in rows.unbind(dim=1):
-        inside = (column >= 0) & (column < named.shape[1])
-        named[inside, column[inside]] = True
-    others = named.to(torch.int8).argsort(dim=1, stable=True)  # keys without a name first, in order
-    missing = rows < 0
-    rank = (missing.long().cumsum(dim=1) - 1).clamp(min=0)
-    filled = places.clone()
-    filled[short] = torch.where(missing, others.gather(1, rank), rows)
-    return filled
 
 
 def _axes(positions: Tensor, size: int) -> tuple[Tensor, Tensor | None]:

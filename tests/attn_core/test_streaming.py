@@ -363,7 +363,7 @@ def test_threads_do_not_show_in_the_numbers():
 
 
 def test_two_fused_calls_give_entropies_and_column_sums_too(way):
-    """Entropy is lse − scale · q · attention(q, k, k); the log column sums are the lse with query and key exchanged."""
+    """Entropy is lse − scale · q · attention(q, k, k); log column sums are the lse with query and key exchanged."""
     factored, _ = drawn_map(MaskRule(), groups=4)
     query, key, lse = factored.query, factored.key, factored.lse
     read = attention(query, key, key).context

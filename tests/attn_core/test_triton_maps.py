@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from attn_core import MaskRule, attention
+from attn_core import FactoredMap, MaskRule, attention
 from attn_core.bias import Bias, RelativeBias
 from attn_core.flash.scoring import Scoring
+from attn_core.flash.streaming import Factors
 from attn_core.functional import repeat_groups
 from attn_core.watching import watching
 
@@ -334,3 +335,44 @@ def test_wrong_questions_are_named(ask, message: str) -> None:
     query = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match=message):
         ask(query, query, torch.zeros(1, 2, 3), Scoring(1.0))
+
+
+def test_a_map_on_a_gpu_asks_the_kernels(monkeypatch):
+    """Which only a device tells apart: here the kernels are given to a map on the CPU, and asked for every answer."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 70, 16, generator=generator) for _ in range(3))
+    rule = MaskRule(causal=True)
+    layer = FactoredMap(query, key, attention(query, key, value, rule=rule).lse, 0.25, rule)
+    left = torch.rand(1, 70, generator=generator)
+    gradient = torch.randn(2, 70, 16, generator=generator)
+
+    def answers() -> list[object]:
+        return [
+            vars(layer.statistics(left)),
+            layer.pooled(None, 9),
+            layer.pooled(1, 9, how="mean"),
+            layer.top_links(None, 3)[0],
+            layer.apply(value[0, 0, :, :2]),
+            layer.apply_left(left),
+            layer.relevance_step(left[0], gradient, value[0]),
+        ]
+
+    expected = answers()
+    asked: list[str] = []
+
+    class Kernels:
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            return getattr(triton_maps, name)
+
+    monkeypatch.setattr(Factors, "kernels", Kernels())
+    torch.testing.assert_close(answers(), expected, rtol=1e-4, atol=1e-5)
+    assert set(asked) == {
+        "statistics",
+        "pooled",
+        "top_links",
+        "MOST_LINKS",
+        "apply",
+        "apply_left",
+        "relevance_step",
+    }

@@ -1,0 +1,280 @@
+"""A long document read in overlapping windows, as one map over its positions.
+
+A model that takes n tokens reads a longer document window by window, each with its own special tokens. Here the
+windows' maps are kept as they are, O(N · d) numbers for factored ones, and shown as one (N, N) map: a row of the
+document is the row of the window that holds it, placed at the window's positions, zero elsewhere. A row that several
+windows hold (that of a special token, which every window has) is the mean of theirs. So rows still sum to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attn_core.checks import check_index
+from attn_core.maps import AttentionMap, Piece
+from attn_core.watching import worked
+
+
+@dataclass(frozen=True, eq=False)
+class ReadingMap(AttentionMap):
+    """Windows of a document as one map: each row the mean over the windows that hold it, zero outside the window.
+
+    Attributes:
+        windows: one map a window, (1, H, r, n) each: the rows that the window gives, and all keys that it sees.
+        row_positions, column_positions: of each window, (r,) and (n,) ascending positions in the document.
+        queries_count, keys_count: Q and K of the document.
+    """
+
+    windows: tuple[AttentionMap, ...]
+    row_positions: tuple[Tensor, ...]
+    column_positions: tuple[Tensor, ...]
+    queries_count: int
+    keys_count: int
+
+    @staticmethod
+    def of(
+        windows: Sequence[AttentionMap], row_positions: Sequence[Tensor], column_positions: Sequence[Tensor]
+    ) -> ReadingMap:
+        """The map of a layer from its windows and the positions of their rows and keys.
+
+        Raises:
+            ValueError: for no window, positions that do not fit a window or do not ascend, or rows or keys from 0 on
+                that no window holds.
+        """
+        if not windows or not len(windows) == len(row_positions) == len(column_positions):
+            raise ValueError(
+                f"ReadingMap: windows, row_positions and column_positions must be as many and at least one but are "
+                f"{len(windows)}, {len(row_positions)} and {len(column_positions)}; pass one of each a window."
+            )
+        for window, rows, columns in zip(windows, row_positions, column_positions, strict=True):
+            if window.shape != (1, windows[0].heads, len(rows), len(columns)):
+                raise ValueError(
+                    f"ReadingMap: windows must be (1, {windows[0].heads}, {len(rows)}, {len(columns)}) for their "
+                    f"positions but one is {window.shape}; pass one position for each row and key of a window."
+                )
+            if any(bool((side.diff() <= 0).any()) for side in (rows, columns)):
+                raise ValueError("ReadingMap: the positions of a window must ascend; sort them and its map.")
+        queries, keys = (tuple(held.cpu() for held in side) for side in (row_positions, column_positions))
+        return ReadingMap(tuple(windows), queries, keys, _length(queries, "rows"), _length(keys, "keys"))
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return 1, self.windows[0].heads, self.queries_count, self.keys_count
+
+    @property
+    def kv_heads(self) -> int:
+        return self.windows[0].kv_heads
+
+    def item(self, index: int, *, rows: Tensor | None = None, columns: Tensor | None = None) -> ReadingMap:
+        check_index(index, 1, "AttentionMap.item: index")
+        if rows is None and columns is None:
+            return self
+        cut = [
+            (
+                window.item(0, rows=held_rows[1], columns=held_columns[1]),
+                held_rows[0],
+                held_columns[0],
+            )
+            for window, held_rows, held_columns in zip(
+                self.windows,
+                (_renumbered(held, rows) for held in self.row_positions),
+                (_renumbered(held, columns) for held in self.column_positions),
+                strict=True,
+            )
+        ]
+        kept = [part for part in cut if len(part[1])] or cut[
+            :1
+        ]  # also those without keys: a mean counts them
+        return replace(
+            self,
+            windows=tuple(part[0] for part in kept),
+            row_positions=tuple(part[1] for part in kept),
+            column_positions=tuple(part[2] for part in kept),
+            queries_count=self.queries if rows is None else len(rows),
+            keys_count=self.keys if columns is None else len(columns),
+        )
+
+    @property
+    def shared_rows(self) -> Tensor:
+        """(S,) rows that more than one window holds: those of special tokens."""
+        return (self._holders > 1).nonzero()[:, 0]
+
+    def pooled(self, head: int | None, bins: int, *, how: Literal["max", "mean"] = "max") -> Tensor:
+        self._check_single("pooled")
+        if bins < 1:
+            raise ValueError(f"AttentionMap.pooled: bins must be at least 1 but is {bins}.")
+        down, across = min(bins, self.queries), min(bins, self.keys)
+        cells = self._nothing(head, down, across)
+        for rows, columns, weights in self._parts(head):
+            _pool_into(cells, rows, columns, weights, self.queries, self.keys, how=how)
+        if how == "mean":
+            (top, bottom), (left, right) = _bins(self.queries, down), _bins(self.keys, across)
+            cells = cells / ((bottom - top)[:, None] * (right - left)).to(cells.device)
+        return cells if head is None else cells[0]
+
+    def top_links(self, head: int | None, k: int) -> tuple[Tensor, Tensor]:
+        self._check_single("top_links")
+        if k < 1:
+            raise ValueError(f"AttentionMap.top_links: k must be at least 1 but is {k}.")
+        count = min(k, self.keys)
+        values = self._nothing(head, self.queries, count)
+        keys = torch.arange(count, device=values.device).expand(values.shape).clone()
+        for rows, columns, weights in self._parts(head):
+            width = min(count, len(columns))
+            found = torch.topk(weights, width, dim=-1)
+            values[:, rows, :width] = found.values
+            keys[:, rows, :width] = columns.to(keys.device)[found.indices]
+            if width < count:  # a row sees no more keys: the rest are others, with weight 0
+                others = torch.ones(self.keys, dtype=torch.bool)
+                others[columns] = False
+                keys[:, rows, width:] = others.nonzero()[: count - width, 0].to(keys.device)
+        return (values, keys) if head is None else (values[0], keys[0])
+
+    def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
+        block = self._nothing(head, rows.stop - rows.start, columns.stop - columns.start)
+        if not block.numel():
+            return block[None]
+        held = self._holders[rows]
+        for window, own_rows, own_columns in zip(
+            self.windows, self.row_positions, self.column_positions, strict=True
+        ):
+            places, keys = _inside(own_rows, rows), _inside(own_columns, columns)
+            if places.start == places.stop or keys.start == keys.stop:
+                continue
+            weights = window._weights(places, keys, head)[0]  # (H or 1, r, c)
+            row, column = own_rows[places] - rows.start, own_columns[keys] - columns.start
+            share = 1.0 / held[row].to(weights.device, weights.dtype)
+            block[:, row[:, None], column] += weights * share[:, None]
+        return block[None]
+
+    def pieces(self) -> Iterator[Piece]:
+        """The rows of each window alone with the keys that it sees; first those of all windows with every key."""
+        for rows, columns, weights in self._parts(None):
+            yield rows, columns, weights[None]
+
+    def _parts(self, head: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Queries, keys that these may see, and the (H or 1, r, c) weights between them; every query once."""
+        shared = self.shared_rows
+        if len(shared):
+            weights = self._shared_weights if head is None else self._shared_weights[head : head + 1]
+            yield shared, torch.arange(self.keys), weights
+            worked(weights.numel())
+        for window, rows, columns in zip(
+            self.windows, self.row_positions, self.column_positions, strict=True
+        ):
+            every = slice(0, len(columns))
+            for places in _runs_of((self._holders[rows] == 1).nonzero()[:, 0]):
+                if len(columns):
+                    weights, seen = window._weights(places, every, head)[0], columns
+                else:  # all that it sees was cut away
+                    weights, seen = self._nothing(head, places.stop - places.start, 1), torch.arange(1)
+                yield rows[places], seen, weights
+                worked(weights.numel())
+
+    @cached_property
+    def _holders(self) -> Tensor:
+        """(Q,) how many windows hold each row."""
+        return torch.bincount(torch.cat(self.row_positions), minlength=self.queries_count)
+
+    @cached_property
+    def _shared_weights(self) -> Tensor:
+        """(H, S, K) the rows that several windows hold: few, and asked for by every question."""
+        rows = [
+            self._weights(slice(row, row + 1), slice(0, self.keys), None)[0]
+            for row in self.shared_rows.tolist()
+        ]
+        return torch.cat(rows, dim=1)
+
+    def _nothing(self, head: int | None, height: int, width: int) -> Tensor:
+        """(H or 1, height, width) zeros of the type and on the device of the weights."""
+        none = slice(0, 0)
+        example = self.windows[0]._weights(none, none, 0)
+        return example.new_zeros((self.heads if head is None else 1, height, width))
+
+
+def _length(positions: Sequence[Tensor], what: str) -> int:
+    """How many positions the windows hold together."""
+    held = torch.unique(torch.cat(tuple(positions)))
+    if not len(held) or not torch.equal(held, torch.arange(len(held))):
+        raise ValueError(
+            f"ReadingMap: the windows must hold all {what} from 0 on but some are missing; pass windows that overlap "
+            "or touch."
+        )
+    return len(held)
+
+
+def _inside(held: Tensor, part: slice) -> slice:
+    """Places of a window whose ascending positions lie in a slice."""
+    bounds = torch.tensor([max(part.start, 0), part.stop])
+    start, stop = torch.searchsorted(held, bounds).tolist()
+    return slice(start, max(start, stop))
+
+
+def _renumbered(held: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Positions of a window as they are counted when only ``kept`` are left, ascending, and their places in it."""
+    places = torch.arange(len(held))
+    if kept is None:
+        return held, places
+    kept = kept.cpu()
+    highest = max((int(side.max()) for side in (held, kept) if len(side)), default=0)
+    numbers = torch.full((highest + 1,), -1)
+    numbers[kept] = torch.arange(len(kept))
+    new = numbers[held]
+    order = new.argsort()
+    order = order[new[order] >= 0]
+    return new[order], places[order]
+
+
+def _runs_of(places: Tensor) -> list[slice]:
+    """Slices of consecutive numbers."""
+    if not len(places):
+        return []
+    breaks = (places.diff() != 1).nonzero()[:, 0] + 1
+    bounds = [0, *breaks.tolist(), len(places)]
+    return [slice(int(places[start]), int(places[stop - 1]) + 1) for start, stop in pairwise(bounds)]
+
+
+def _pool_into(
+    cells: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    weights: Tensor,
+    queries: int,
+    keys: int,
+    *,
+    how: Literal["max", "mean"],
+) -> None:
+    """Add a part of a map to its cells (H or 1, b, c): the bins of adaptive pooling, which may overlap by one.
+
+    Columns are pooled first, so that rows are only pooled over as many numbers as the part has bins across.
+    """
+    across = _bins_touched(columns, keys, cells.shape[2])
+    pool = torch.amax if how == "max" else torch.sum
+    pooled = torch.stack([pool(weights[:, :, places], dim=2) for _, places in across], dim=2)
+    at = torch.tensor([number for number, _ in across], device=cells.device)
+    for number, places in _bins_touched(rows, queries, cells.shape[1]):
+        found = pool(pooled[:, places], dim=1)  # (H or 1, c')
+        if how == "max":
+            cells[:, number, at] = torch.maximum(cells[:, number, at], found)
+        else:
+            cells[:, number, at] += found
+
+
+def _bins_touched(positions: Tensor, length: int, bins: int) -> list[tuple[int, slice]]:
+    """Bins that hold some of ascending positions, and the places of these."""
+    starts, stops = (torch.searchsorted(positions, bound) for bound in _bins(length, bins))
+    touched = (stops > starts).nonzero()[:, 0].tolist()
+    return [(index, slice(int(starts[index]), int(stops[index]))) for index in touched]
+
+
+def _bins(length: int, bins: int) -> tuple[Tensor, Tensor]:
+    """(bins,) where each bin of adaptive pooling begins, ⌊i · length / bins⌋, and ends, ⌈(i + 1) · length / bins⌉."""
+    number = torch.arange(bins)
+    return number * length // bins, -(-(number + 1) * length // bins)

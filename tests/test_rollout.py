@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from analysis.rollout import FUSIONS, discard_smallest, rollout, rollout_row
+from analysis.rollout import FUSIONS, discard_smallest, rollout, rollout_row, statistics_and_rollout
 from attn_core.errors import MemoryBudgetError
 from attn_core.flash import flash_attention
 from attn_core.maps import DenseMap, FactoredMap
@@ -299,3 +299,25 @@ def test_low_precision_weights_are_multiplied_in_float32() -> None:
 def test_wrong_arguments_say_what_is_wanted(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@settings(deadline=None, max_examples=40)
+@given(attention(), st.booleans(), st.data())
+def test_the_chain_over_maps_is_the_row_of_the_product_whatever_rows_sum_to(
+    weights: Tensor, residual: bool, data: st.DataObject
+) -> None:
+    """Rows may be empty (nothing allowed) or lack what a sink or padding took."""
+    layers, heads, tokens, _ = weights.shape
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    kept = torch.rand(layers, 1, tokens, 1, generator=generator, dtype=weights.dtype)
+    kept = torch.where(kept < 0.3, 0.0, kept).expand(-1, heads, -1, -1)
+    maps = [DenseMap(layer[None]) for layer in weights * kept]
+    whole = rollout(maps, residual=residual)
+    query = data.draw(st.none() | st.integers(0, tokens - 1))
+    expected = whole.mean(0) if query is None else whole[query]
+    assert_close(rollout_row(maps, query, residual=residual), expected)
+    statistics, share = statistics_and_rollout(maps, query, residual=residual)
+    assert_close(share, expected)
+    for found, layer in zip(statistics, maps, strict=True):
+        assert_close(found.received, layer.statistics().received)
+        assert found.carried is None

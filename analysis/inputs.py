@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -28,11 +28,17 @@ from analysis.token_labels import Labelled, Span, label_tokens, text_direction
 from analysis.tokenising import Tokens, check_tokens, clean, cut, limit_of, model_fields, takes, tokenised
 from attn_core.errors import UnsupportedModelError
 
+if TYPE_CHECKING:
+    from analysis.reading import Reading
+
 SHORTER_SIDE = 224
 """Shorter side of a picture, in pixels, for models that take any size."""
 
-MOST_PATCHES, MOST_PATCHES_ASKED = 1024, 4096
+MOST_PATCHES, MOST_PATCHES_ASKED = 1024, 22_500
 """Most patches of a picture by default, and when ``side`` is given."""
+
+LONGEST_OWN_SIDE = 2048
+"""Longer side, in pixels, up to which a picture is taken at its own size."""
 
 MOST_PATCHES_IN_WINDOWS = 32_768
 """The same for models that attend inside windows, whose cost grows with the patches and not with their square."""
@@ -41,6 +47,10 @@ MOST_PATCHES_IN_WINDOWS = 32_768
 _POSITIONS_FROM_MASK = frozenset(
     {"t5", "mt5", "umt5", "longt5", "bloom", "opt", "roberta", "xlm-roberta", "camembert"}
 )
+
+
+PictureSide = int | Literal["own"] | None
+"""Shorter side in pixels; the picture's own size; or what the model takes by default."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,7 @@ class Inputs:
         direction: reading direction of the text.
         spans: (start, end) of each token in the text of its segment as typed; None for a token that the tokenizer
             added. None altogether for a picture and where the tokenizer's offsets cannot be trusted.
+        reading: how a text that is longer than the model takes is read in windows; None where it goes in at once.
     """
 
     tensors: Mapping[str, Tensor]
@@ -93,6 +104,7 @@ class Inputs:
     kept_tokens: int
     direction: Literal["ltr", "rtl"] = "ltr"
     spans: tuple[Span | None, ...] | None = None
+    reading: Reading | None = None
 
 
 # Text ------------------------------------------------------------------------------------------------------------
@@ -146,7 +158,7 @@ def encode_texts(
     Raises:
         ValueError: for no text, or for left padding on a model whose positions it would shift.
     """
-    tokenizer = _tokenizer_of(model, "encode_texts")
+    tokenizer = tokenizer_of(model, "encode_texts")
     if not texts:
         raise ValueError("encode_texts: texts must hold at least one text but is empty.")
     encoded = []
@@ -178,7 +190,7 @@ def _encode(
     model: LoadedModel, texts: tuple[str, ...], caller: str, *, target: str | None, max_tokens: int | None
 ) -> Inputs:
     """The inputs of one text or a pair."""
-    tokenizer = _tokenizer_of(model, caller)
+    tokenizer = tokenizer_of(model, caller)
     if target is not None and not model.is_encoder_decoder:
         raise ValueError(
             f"{caller}: target is for encoder-decoder models but {model.title} is none; leave it out."
@@ -189,7 +201,32 @@ def _encode(
     tokens = cut(whole, limit_of(model, max_tokens, caller), caller)
     check_tokens(model, tokens, caller)
     labelled = label_tokens(typed, tokens.pieces)
-    notes = [*(note for _, found in cleaned for note in found), *tokens.notes, *labelled.notes]
+    notes = [note for _, found in cleaned for note in found]
+    return text_inputs(model, typed, tokens, labelled, notes=notes, target=target, caller=caller)
+
+
+def text_inputs(
+    model: LoadedModel,
+    typed: tuple[str, ...],
+    tokens: Tokens,
+    labelled: Labelled,
+    *,
+    caller: str,
+    notes: Sequence[str] = (),
+    target: str | None = None,
+    direction: Literal["ltr", "rtl"] | None = None,
+) -> Inputs:
+    """The inputs of tokens that fit the model.
+
+    Args:
+        typed: the text, or both texts of a pair, cleaned.
+        tokens: checked for the model; ``labelled``: what they stand for.
+        notes: on what was changed before.
+        target: as in ``encode_text``.
+        direction: of the text, where it is known already.
+    """
+    tokenizer = model.processor
+    notes = [*notes, *tokens.notes, *labelled.notes]
     if len(typed) == 2 and not all(text.strip() for text in typed):
         notes.append("One sentence of the pair is empty.")
     notes += _special_notes(labelled, tokens, tokenizer)
@@ -211,11 +248,11 @@ def _encode(
         grid=None,
         picture=None,
         source=source,
-        digest=_digest(source, tensors),
+        digest=input_digest(source, tensors),
         notes=tuple(dict.fromkeys((*notes, *decoder.notes))),
         total_tokens=tokens.total,
         kept_tokens=len(tokens.ids),
-        direction=text_direction(*typed),
+        direction=direction or text_direction(*typed),
         spans=labelled.spans,
     )
 
@@ -225,7 +262,7 @@ def _learned_query(model: LoadedModel) -> tuple[TokenLabel, ...] | None:
     return (LEARNED_QUERY,) if model.family == RECURRENT else None
 
 
-def _tokenizer_of(model: LoadedModel, caller: str) -> Any:
+def tokenizer_of(model: LoadedModel, caller: str) -> Any:
     """The model's tokenizer, or a refusal."""
     if model.modality != "text":
         raise UnsupportedModelError(
@@ -261,6 +298,19 @@ def _special_notes(labelled: Labelled, tokens: Tokens, tokenizer: Any) -> list[s
     return notes
 
 
+def check_one_pass(inputs: Inputs, caller: str) -> None:
+    """Refuse a document that is read in windows, where something needs one pass over the whole input.
+
+    Raises:
+        UnsupportedModelError: for such a document.
+    """
+    if inputs.reading is not None:
+        raise UnsupportedModelError(
+            f"{caller}: the text is read in {len(inputs.reading.windows):,} windows of {inputs.reading.window:,} "
+            "tokens, and this needs one pass over the whole; open one window alone, or shorten the text."
+        )
+
+
 # Batches ---------------------------------------------------------------------------------------------------------
 
 
@@ -287,17 +337,19 @@ def _padded(values: Sequence[int], length: int, fill: int, *, left: bool) -> Ten
 # Pictures --------------------------------------------------------------------------------------------------------
 
 
-def encode_image(model: LoadedModel, picture: Picture, *, side: int | None = None) -> Inputs:
+def encode_image(model: LoadedModel, picture: Picture, *, side: PictureSide = None) -> Inputs:
     """A picture, as ``model`` takes it.
 
     Without ``side``, models of one size get the resize and crop of their image processor, and models that take any
     size (DINOv2) the picture in its own shape, its shorter side 224 pixels. With ``side``, models that take other
-    sizes get the picture in its own shape with that shorter side, rounded down to whole patches.
+    sizes get the picture in its own shape with that shorter side, rounded down to whole patches; the model then
+    interpolates its position embeddings itself. With ``side="own"`` it is not enlarged or reduced, but for whole
+    patches and ``LONGEST_OWN_SIDE``.
 
     Args:
         model: an image model that cuts pictures into patches.
         picture: what ``analysis.images.read_picture`` gave.
-        side: shorter side in pixels.
+        side: shorter side in pixels, or "own".
     Returns:
         ``Inputs`` with ``grid`` from the true size and ``picture`` as the model saw it.
     Raises:
@@ -317,9 +369,8 @@ def encode_image(model: LoadedModel, picture: Picture, *, side: int | None = Non
     any_size = model.flexible_image_size and not takes(model.module, "interpolate_pos_encoding")
     if side is not None or any_size:
         _check_position_table(model)
-        most = MOST_PATCHES if side is None else MOST_PATCHES_ASKED
-        most = MOST_PATCHES_IN_WINDOWS if windowed_layers(model.module) else most
-        seen, made = _in_own_shape(picture.pixels, preparation, model.patch_size, side, most_patches=most)
+        size, made = _size_in_whole_patches(model, picture, side)
+        seen = resizing.resized(picture.pixels, size, preparation.resample)
         values = resizing.normalised(seen, preparation)
     else:
         seen, values, made = _in_trained_size(model, picture.pixels, preparation)
@@ -339,14 +390,55 @@ def encode_image(model: LoadedModel, picture: Picture, *, side: int | None = Non
         grid=grid,
         picture=covered,
         source=source,
-        digest=_digest(source, tensors),
+        digest=input_digest(source, tensors),
         notes=(*picture.notes, *notes, *made, *edge),
         total_tokens=positions,
         kept_tokens=positions,
     )
 
 
-def _check_side(model: LoadedModel, side: int | None) -> None:
+def own_side(picture: Picture) -> int:
+    """Shorter side in pixels of a picture at its own size, reduced to ``LONGEST_OWN_SIDE`` where it is larger."""
+    short, long = sorted(picture.pixels.shape[:2])
+    return max(int(short * min(1.0, LONGEST_OWN_SIDE / long) + 0.5), 1)
+
+
+def grid_at(model: LoadedModel, picture: Picture, side: PictureSide) -> PatchGrid:
+    """The patches that ``encode_image`` would cut the picture into, told before anything is resized or run.
+
+    Args:
+        model: of pictures, with patches, that takes sizes other than its own.
+        side: not None.
+    Raises:
+        ValueError, UnsupportedModelError: as ``encode_image``.
+    """
+    _check_side(model, side)
+    _check_position_table(model)
+    (height, width), _ = _size_in_whole_patches(model, picture, side)
+    patch = model.patch_size or 1
+    return PatchGrid(height // patch, width // patch, patch, height, width, model.prefix_tokens)
+
+
+def _size_in_whole_patches(
+    model: LoadedModel, picture: Picture, side: PictureSide
+) -> tuple[resizing.Size, list[str]]:
+    """(height, width) of a picture in its own shape, and what that changes in words."""
+    patch = model.patch_size or 1
+    before = (picture.pixels.shape[0], picture.pixels.shape[1])
+    most = MOST_PATCHES if side is None else MOST_PATCHES_ASKED
+    most = MOST_PATCHES_IN_WINDOWS if windowed_layers(model.module) else most
+    if side != "own":
+        wished = max(SHORTER_SIDE // patch, 1) * patch if side is None else side
+        return resizing.patch_aligned_size(before, patch, side=wished, most_patches=most)
+    size, notes = resizing.patch_aligned_size(
+        before, patch, side=max(own_side(picture) // patch, 1) * patch, most_patches=most
+    )
+    if max(before) > LONGEST_OWN_SIDE:
+        notes.insert(0, f"Its own size is larger than {LONGEST_OWN_SIDE:,} pixels along the longer side.")
+    return size, notes
+
+
+def _check_side(model: LoadedModel, side: PictureSide) -> None:
     """Refuse a side that the model cannot take."""
     if side is None:
         return
@@ -356,7 +448,9 @@ def _check_side(model: LoadedModel, side: int | None) -> None:
             f"encode_image: side must be None for {model.title}, which takes {size} only, but is {side}."
         )
     patch = model.patch_size or 1
-    if side < patch:
+    if isinstance(side, str) and side != "own":
+        raise ValueError(f"encode_image: side must be pixels, 'own' or None but is {side!r}.")
+    if isinstance(side, int) and side < patch:
         raise ValueError(f"encode_image: side must be at least one patch of {patch} pixels but is {side}.")
 
 
@@ -385,21 +479,6 @@ def preparation_of(model: LoadedModel) -> tuple[resizing.Preparation, list[str]]
         return preparation, []
     numbers = "those of ImageNet" if imagenet else "0.5"
     return preparation, [f"The model came without an image processor: mean and deviation are {numbers}."]
-
-
-def _in_own_shape(
-    pixels: NDArray[np.uint8],
-    preparation: resizing.Preparation,
-    patch: int,
-    side: int | None,
-    *,
-    most_patches: int,
-) -> tuple[NDArray[np.uint8], list[str]]:
-    """The picture in whole patches, its shape kept."""
-    wished = max(SHORTER_SIDE // patch, 1) * patch if side is None else side
-    before = (pixels.shape[0], pixels.shape[1])
-    size, notes = resizing.patch_aligned_size(before, patch, side=wished, most_patches=most_patches)
-    return resizing.resized(pixels, size, preparation.resample), notes
 
 
 def _in_trained_size(
@@ -462,7 +541,7 @@ def _covered(
     return covered
 
 
-def _digest(source: str, tensors: Mapping[str, Tensor]) -> str:
+def input_digest(source: str, tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of a source and of the tensors made from it."""
     digest = hashlib.sha256(source.encode("utf-8", "surrogatepass"))
     for name in sorted(tensors):

@@ -106,10 +106,10 @@ def rollout_row(
     _check_query(query, _heads_and_tokens(layers[0])[1], "rollout_row")
     if fusion == "mean" and not isinstance(layers[0], Tensor):
         share = _share_above(layers[0], query, dtype)
-        for layer in reversed(layers):
+        for number, layer in enumerate(reversed(layers)):
             assert not isinstance(layer, Tensor)
             mixing = _Mixing.of(layer, share, residual=residual)
-            if layer is layers[-1] and query is not None:  # the row of one query alone
+            if number == 0 and query is not None:  # the row of one query alone
                 carried = layer.row(None, query).mean(0) * mixing.through[query]
             else:
                 carried = layer.apply_left(mixing.through[None]).mean(0)[0]

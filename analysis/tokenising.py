@@ -178,7 +178,7 @@ def cut(tokens: Tokens, limit: int | None, caller: str) -> Tokens:
             f" Sentence A keeps {kept_lengths[0]:,} of {lengths[0]:,} tokens, "
             f"sentence B {kept_lengths[1]:,} of {lengths[1]:,}."
         )
-    return _selected(tokens, kept, note)
+    return selected(tokens, kept, (note,))
 
 
 def _longest_first(first: int, second: int, room: int) -> tuple[int, int]:
@@ -192,8 +192,8 @@ def _longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (half, half + odd) if first <= second else (half + odd, half)
 
 
-def _selected(tokens: Tokens, kept: Sequence[int], note: str) -> Tokens:
-    """The tokens at the given positions."""
+def selected(tokens: Tokens, kept: Sequence[int], notes: Sequence[str] = ()) -> Tokens:
+    """The tokens at the given positions, with notes on what happened to the others."""
     pieces = tokens.pieces
     start = pieces.second_start
     return Tokens(
@@ -206,7 +206,7 @@ def _selected(tokens: Tokens, kept: Sequence[int], note: str) -> Tokens:
             second_start=sum(place < start for place in kept) if start is not None else None,
         ),
         total=tokens.total,
-        notes=(*tokens.notes, note),
+        notes=(*tokens.notes, *notes),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from analysis.hf.attention import capture
 from analysis.hf.windows import window_sizes_kept
+from analysis.reading import merged
 from attn_core.maps import AttentionMap
 from attn_core.taps import reading_inputs
 
@@ -32,6 +33,8 @@ class Trace:
         logits: (C,) or (N, V) of the model's head, on the CPU; None for a bare encoder.
         hidden: (N, M) last hidden state of the encoder (or decoder-only model), on the CPU, when it is given.
         features: (F,) what enters the model's head, on the CPU, where the model knows its head.
+        window_logits: (W, C) logits of each window of a document that was read in windows (``analysis.reading``);
+            ``logits`` is then their mean. None for anything else.
         encoder, decoder, cross: one map a layer; empty where the model has none.
         fallback: weights came from ``output_attentions``.
         notes: what a reader must know.
@@ -49,6 +52,7 @@ class Trace:
     notes: tuple[str, ...]
     grids: tuple[PatchGrid | None, ...] = ()
     features: Tensor | None = None
+    window_logits: Tensor | None = None
 
     def maps(self, kind: Kind) -> tuple[AttentionMap, ...]:
         """The maps of one kind, layers in order."""
@@ -64,11 +68,16 @@ class Trace:
 def trace(model: LoadedModel, inputs: Inputs) -> Trace:
     """Run the model once on one input and keep the attention of every layer.
 
+    A document that is read in windows is run window by window, and their answers are put together
+    (``analysis.reading``).
+
     No gradient is kept and nothing on the model is changed; threads may trace one model at the same time.
 
     Raises:
         UnsupportedModelError: if the model's attention cannot be seen.
     """
+    if inputs.reading is not None:
+        return merged(inputs, (trace(model, window) for window in inputs.reading.windows))
     tensors = {name: tensor.to(model.device) for name, tensor in inputs.tensors.items()}
     head = nn.Identity() if model.head is None else model.module.get_submodule(model.head)
     with torch.no_grad(), reading_inputs(head) as entered, capture(model.module) as captured:

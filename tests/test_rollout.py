@@ -316,6 +316,8 @@ def test_the_chain_over_maps_is_the_row_of_the_product_whatever_rows_sum_to(
     query = data.draw(st.none() | st.integers(0, tokens - 1))
     expected = whole.mean(0) if query is None else whole[query]
     assert_close(rollout_row(maps, query, residual=residual), expected)
+    twice = rollout([maps[0], maps[0]], residual=residual)
+    assert_close(rollout_row([maps[0], maps[0]], 0, residual=residual), twice[0])
     statistics, share = statistics_and_rollout(maps, query, residual=residual)
     assert_close(share, expected)
     for found, layer in zip(statistics, maps, strict=True):

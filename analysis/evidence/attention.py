@@ -17,11 +17,15 @@ from analysis.evidence.flow import check_size, flow_of
 from analysis.evidence.passes import ForwardPass, Layer
 from analysis.evidence.targets import Target
 from analysis.rollout import Fusion, rollout, rollout_row
-from attn_core.budget import check_fits
+from attn_core.budget import check_fits, fits
 from attn_core.errors import UnsupportedModelError
+from attn_core.watching import worked
 
 Row = int | Literal["first", "mean"]
 """Which position's view is asked for: one by index, the first (CLS), or the mean of the user's own positions."""
+
+MOST_LEFT_OUT = 8
+"""Most rows that a mean leaves out and is still taken as the mean over all less these: special tokens, registers."""
 
 POSITIVE_ONLY = "Positive only: what speaks against the target is cut off and not shown."
 
@@ -53,6 +57,7 @@ def attention(
     found: Tensor | float = 0.0
     for rows in _parts(layers[0].strips(), view.share[None]):
         weights = chosen.block(head, rows, slice(0, chosen.keys))
+        worked(weights.numel())
         weights = weights.mean(0) if head is None else weights  # (r, K)
         found = found + view.share[rows].to(weights) @ weights
     assert isinstance(found, Tensor)
@@ -70,7 +75,8 @@ def rollout_row_map(
 ) -> Explanation:
     """Attention rollout of the encoder, or of the only stack (Abnar & Zuidema 2020, section 3.1).
 
-    One row without ``discard_ratio`` costs O(N) memory.
+    Without ``discard_ratio`` it costs O(N) memory where N × N does not fit the budget, one row always; a mean over
+    rows then takes one more chain of products for each row that it leaves out.
 
     Args:
         fusion, discard_ratio, residual, start_layer: as for ``analysis.rollout.rollout``.
@@ -78,12 +84,22 @@ def rollout_row_map(
     Raises:
         UnsupportedModelError: if the model has no self-attention over the input's positions.
         ValueError: for a wrong option or row.
-        MemoryBudgetError: a mean over rows or a ``discard_ratio`` for an input too long for dense maps.
+        MemoryBudgetError: a ``discard_ratio``, or a mean that leaves out many rows, for an input too long for dense
+            maps.
     """
     maps = [layer.map for layer in self_attention_of(run, "rollout")]
     view = view_of(run, row, maps[0].queries, "rollout")
+    others = view.share.eq(0).nonzero()[:, 0].tolist()
+    dense = maps[0].heads * maps[0].queries * maps[0].keys * 4
     if view.index is not None and discard_ratio == 0.0:
         found = rollout_row(maps, view.index, fusion=fusion, residual=residual, start_layer=start_layer)
+    elif discard_ratio == 0.0 and not fits(dense) and len(others) <= MOST_LEFT_OUT:
+        every, *single = (
+            rollout_row(maps, row, fusion=fusion, residual=residual, start_layer=start_layer)
+            for row in (None, *others)
+        )
+        total = maps[0].queries * every - sum(single)  # a rollout is linear in the row that it starts from
+        found = total / (maps[0].queries - len(others))
     else:
         whole = rollout(
             maps, fusion=fusion, discard_ratio=discard_ratio, residual=residual, start_layer=start_layer
@@ -326,6 +342,7 @@ def weighted_rows(
         weights = layer.map.block(None, rows, columns)  # (H, r, K)
         slopes = layer.weight_gradient(gradient, rows).to(weights)
         product = slopes * weights if layer.call.value is None else slopes.mul_(weights)  # theirs, or new
+        worked(product.numel())
         yield rows, product.relu_().mean(0) if head_relu else product.mean(0).relu_()
 
 

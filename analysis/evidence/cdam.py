@@ -8,9 +8,10 @@ BERT, the output of the block below).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -91,10 +92,10 @@ def smooth_cdam(
     if samples < 1:
         raise ValueError(f"smooth_cdam: samples must be at least 1 but is {samples}; pass 50 or so.")
     base = _start(run, layer, place, "smooth_cdam")
-    noisy = base + _noise(base, torch.arange(samples), level, seed, noise)
+    noises = _noises(base, range(samples), level, seed, noise)
     return explanation_of(
         "smooth_cdam",
-        _mean_cdam(run, target, noisy, layer, place, progress),
+        _mean_cdam(run, target, (base + each for each in noises), samples, layer, place, progress),
         run.inputs,
         target=target.label,
         details={"samples": samples, "level": level, "seed": seed, "place": place},
@@ -126,25 +127,36 @@ def integrated_cdam(
     if steps < 2:
         raise ValueError(f"integrated_cdam: steps must be at least 2 but is {steps}; pass 50 or so.")
     base = _start(run, layer, place, "integrated_cdam")
-    taken = torch.arange(steps + 1) if place == "attention" else torch.arange(1, steps)
-    path = (taken / steps).to(base)[:, None, None] * base
+    taken = range(steps + 1) if place == "attention" else range(1, steps)
+    path = (step / steps * base for step in taken)
     if level:
-        path = path + _noise(base, taken, level, seed, noise)
+        path = (
+            point + each for point, each in zip(path, _noises(base, taken, level, seed, noise), strict=True)
+        )
     return explanation_of(
         "integrated_cdam",
-        _mean_cdam(run, target, path, layer, place, progress),
+        _mean_cdam(run, target, path, len(taken), layer, place, progress),
         run.inputs,
         target=target.label,
         details={"steps": steps, "level": level, "seed": seed, "place": place},
     )
 
 
-def _noise(base: Tensor, rows: Tensor, level: float, seed: int, given: Tensor | None) -> Tensor:
-    """(S, N, M): some rows of seeded standard normal numbers, or of given ones, at a share of the tokens' range."""
-    if given is None:
-        generator = torch.Generator().manual_seed(seed)
-        given = torch.randn(int(rows.max()) + 1, *base.shape, generator=generator, dtype=torch.float64)
-    return level * float(base.max() - base.min()) * given.to(base)[rows % len(given)]
+def _noises(
+    base: Tensor, rows: Sequence[int], level: float, seed: int, given: Tensor | None
+) -> Iterator[Tensor]:
+    """(N, M) at a time: rows (ascending) of seeded standard normal numbers, or of given ones, at a share of the
+    tokens' range."""
+    deviation = level * float(base.max() - base.min())
+    generator = torch.Generator().manual_seed(seed)
+    drawn = -1
+    for row in rows:
+        if given is not None:
+            found = given[row % len(given)]
+        while given is None and drawn < row:
+            found = torch.randn(base.shape, generator=generator, dtype=torch.float64)
+            drawn += 1
+        yield deviation * found.to(base)
 
 
 def _start(run: ForwardPass, layer: int, place: Place, caller: str) -> Tensor:
@@ -183,9 +195,15 @@ TOKENS_AT_ONCE = 4096
 
 
 def _mean_cdam(
-    run: ForwardPass, target: Target, batch: Tensor, layer: int, place: Place, progress: Progress | None
+    run: ForwardPass,
+    target: Target,
+    others: Iterator[Tensor],
+    count: int,
+    layer: int,
+    place: Place,
+    progress: Progress | None,
 ) -> Tensor:
-    """(N,): CDAM with other tokens (S, N, M) put into a layer, its mean over them.
+    """(N,): CDAM with other tokens (N, M), ``count`` of them, put into a layer, its mean over them.
 
     The layers below are run once a chunk for the input itself, so only the layer and those above see the batch.
 
@@ -198,12 +216,12 @@ def _mean_cdam(
             "itself, or a gradient method."
         )
     entering = run.model.module.get_submodule(run.model.attention_inputs[layer])
-    chunk = max(1, TOKENS_AT_ONCE // batch.shape[1])
-    total = torch.zeros_like(batch[0, :, 0])
-    for start in range(0, len(batch), chunk):
+    chunk = max(1, TOKENS_AT_ONCE // run.tokens[layer].shape[1])
+    total: Tensor | float = 0.0
+    for start in range(0, count, chunk):
         if progress is not None:
-            progress(start / len(batch))
-        part = batch[start : start + chunk].clone().requires_grad_()
+            progress(start / count)
+        part = torch.stack(list(islice(others, chunk))).requires_grad_()
         held: list[Tensor] = [part]
         with torch.enable_grad(), ExitStack() as hooks:
             if place == "block":
@@ -218,7 +236,8 @@ def _mean_cdam(
         total = total + (held[0].detach() * gradient).sum((0, 2))
     if progress is not None:
         progress(1.0)
-    return total / len(batch)
+    assert isinstance(total, Tensor)  # there is a copy
+    return total / count
 
 
 def _always(tensor: Tensor) -> Callable[[Tensor], Tensor]:

@@ -19,6 +19,7 @@ from analysis.evidence.cdam import tokens_of
 from analysis.evidence.explanation import Explanation, explanation_of, kept_positions
 from analysis.evidence.passes import ForwardPass
 from analysis.evidence.targets import Target
+from attn_core.watching import worked
 
 
 def _plain(a: Tensor, g: Tensor) -> Tensor:
@@ -118,6 +119,7 @@ def attention_gradcam(
         weights = chosen.map.block(None, strip, slice(0, size)).to(raw)  # (H, r, N)
         slopes = chosen.weight_gradient(gradient, strip)[..., kept].mean(-1)  # (H, r)
         raw += share @ (weights * slopes[..., None]).mean(0)
+        worked(weights.numel())
     return explanation_of(
         "attention_gradcam",
         raw,

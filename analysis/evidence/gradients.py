@@ -21,12 +21,15 @@ from captum import metrics as metrics  # handed on: captum is imported in this f
 from captum.attr import InputXGradient, IntegratedGradients, Occlusion, Saliency
 from torch import Tensor, nn
 
+from analysis.estimate import Estimate, check_run
+from analysis.evidence.blocks import graph_bytes
 from analysis.evidence.explanation import Explanation, explanation_of, kept_positions, position_count
 from analysis.evidence.passes import ForwardPass
 from analysis.evidence.perturbation import (
     Replacement,
     batch_items,
     blank_of,
+    check_passes,
     entry_of,
     fill_words,
     outputs_at,
@@ -285,6 +288,7 @@ def occlusion(
     for index, part in enumerate(words or [(place,) for place in range(len(kept))]):
         owner[list(part)] = index
     places = math.prod(side - window + 1 for side in shape)
+    check_passes(run, places + 1, "occlusion")
     tell = _counter(places + 1, progress)
 
     def values(seen: Tensor) -> Tensor:
@@ -338,7 +342,17 @@ def _by_position(run: ForwardPass, attribution: Tensor) -> Tensor:
 def _counted(
     run: ForwardPass, target: Target, total: int, progress: Callable[[float], None] | None
 ) -> Callable[[Tensor], Tensor]:
-    """(B, ...) embeddings or pixels → (B,) the target, telling how many of ``total`` items it has run."""
+    """(B, ...) embeddings or pixels → (B,) the target, telling how many of ``total`` items it has run.
+
+    Raises:
+        MemoryBudgetError: if the graph of one item would not fit into what is free.
+    """
+    positions = position_count(run.inputs)
+    check_run(
+        Estimate(0.0, graph_bytes(run.model, positions), 0),
+        what=f"The graph of a pass over {positions:,} positions, down to the input,",
+        instead="choose CDAM, GradCAM or relevance, which need no whole graph, or a smaller input",
+    )
     tell = _counter(total, progress)
 
     def forward(entries: Tensor) -> Tensor:

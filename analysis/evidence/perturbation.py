@@ -64,6 +64,9 @@ FILL_WORDS = MappingProxyType(
 KEPT_LOGITS = 4_000_000
 """Most numbers that a pass keeps of its inputs with parts replaced."""
 
+MOST_POSITIONS = 20_000_000
+"""Most positions that all passes of one answer may have together: some hours of a small model on two cores."""
+
 BATCH_TOKENS = 2000
 """Positions of all items of a batch together: larger batches gain nothing on a CPU."""
 
@@ -110,6 +113,21 @@ def leave_words_out(
     return _left_out("leave_words_out", run, target, word_parts(run), replacement, progress)
 
 
+def check_passes(run: ForwardPass, passes: int, caller: str) -> None:
+    """Refuse what would take days.
+
+    Raises:
+        ValueError: with the numbers and what to choose instead.
+    """
+    positions = position_count(run.inputs)
+    if passes * positions > MOST_POSITIONS:
+        smaller = "a smaller resolution" if run.inputs.grid is not None else "a shorter text"
+        raise ValueError(
+            f"{caller}: {passes:,} passes over {positions:,} positions each would take days; choose {smaller}, or a "
+            "method of one pass, such as CDAM, GradCAM or relevance."
+        )
+
+
 def word_parts(run: ForwardPass) -> list[tuple[int, ...]]:
     """Indices, among the kept positions of a text, of the tokens of each word."""
     order = {position: index for index, position in enumerate(kept_positions(run.inputs).tolist())}
@@ -127,6 +145,7 @@ def _left_out(
 ) -> Explanation:
     """The fall of the target without each part, shared equally between its tokens or patches."""
     kept = kept_positions(run.inputs)
+    check_passes(run, 1 + len(parts), method)
     masks = torch.zeros(1 + len(parts), len(kept), dtype=torch.bool)  # the first is the untouched input
     for row, part in enumerate(parts, start=1):
         masks[row, list(part)] = True

@@ -84,6 +84,10 @@ def carry_relevance(start: Tensor, layers: Sequence[Layer], gradients: Sequence[
     """
     carried = start
     for layer, gradient in zip(reversed(layers), reversed(gradients), strict=True):
+        step = layer.relevance_step(gradient, carried[0]) if len(carried) == 1 else None
+        if step is not None:
+            carried = carried.to(step) + step
+            continue
         found = carried
         for rows, weighted in weighted_rows(layer, gradient, head_relu=True, wanted=carried):
             found = found.to(weighted) + carried[:, rows].to(weighted) @ weighted

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function
 
 from attn_core.masks import MaskRule
@@ -106,21 +109,76 @@ def rule_mask(
     """Our entry in the library's mask interface: the rule of a mask instead of the mask.
 
     The library describes every mask as a function of index tensors; the rule keeps that function and evaluates it on
-    the block that is asked for. Plain causal masks and padding are recognised, since fused kernels know them.
+    the block that is asked for. Causal masks, sliding windows and padding are recognised: kernels know them, and skip
+    the blocks that they leave out.
     """
     key_valid = None
     if attention_mask is not None:
         key_valid = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
         if key_valid.shape[1] < kv_length:  # static caches: positions not written yet
             key_valid = nn.functional.pad(key_valid, (0, kv_length - key_valid.shape[1]))
-    if mask_function is causal_mask_function and q_offset + q_length == kv_offset + kv_length:
-        rule = MaskRule(causal=True, key_valid=key_valid)
-    elif getattr(mask_function, "__name__", "") == "bidirectional_mask_function":
-        rule = MaskRule(key_valid=key_valid)
+    aligned = q_offset + q_length == kv_offset + kv_length  # as a rule places its diagonal
+    band = band_of(mask_function)
+    if band is not None and (aligned or band.is_trivial):
+        rule = replace(band, key_valid=key_valid)
     else:
         shifted = functools.partial(_shifted, mask_function, q_offset, kv_offset)
         rule = MaskRule(key_valid=key_valid, predicate=shifted, predicate_batch=batch_size)
     return RuleMask.of(rule, batch=batch_size, queries=q_length, keys=kv_length, device=torch.device(device))
+
+
+def band_of(function: Callable[..., Any]) -> MaskRule | None:
+    """The rule of one of the library's causal, bidirectional and sliding-window masks; None for any other function.
+
+    Such a mask is a conjunction of functions that the library makes; they are known by their code, their windows read
+    from what they close over, and the rule is compared with the function around the window's edges.
+    """
+    rule = MaskRule()
+    overlay = None
+    for part in _conjunction(function):
+        code = getattr(part, "__code__", None)
+        if code is causal_mask_function.__code__:
+            rule = replace(rule, causal=True)
+        elif code is _SLIDING:
+            overlay = int(inspect.getclosurevars(part).nonlocals["sliding_window"])
+        elif code is _SLIDING_BOTH_WAYS:
+            around = (
+                int(inspect.getclosurevars(part).nonlocals["sliding_window"]) + 1
+            )  # it counts the last one in
+            rule = replace(rule, window=around if rule.window is None else min(rule.window, around))
+        elif code is not masking_utils.bidirectional_mask_function.__code__:
+            return None
+    if overlay is not None:
+        if not rule.causal or overlay < 1:  # it says nothing of later keys
+            return None
+        rule = replace(rule, window=overlay if rule.window is None else min(rule.window, overlay))
+    return rule if _same_around_the_edges(rule, function) else None
+
+
+def _conjunction(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """The functions that a mask is the conjunction of; itself, where it is none."""
+    if getattr(function, "__code__", None) is not _AND:
+        yield function
+        return
+    for part in inspect.getclosurevars(function).nonlocals["mask_functions"]:
+        yield from _conjunction(part)
+
+
+def _same_around_the_edges(rule: MaskRule, function: Callable[..., Any]) -> bool:
+    """Whether rule and function agree on the keys next to the diagonal and to both edges of the window."""
+    window = 1 if rule.window is None else rule.window
+    query = torch.tensor(3 * window + 3)
+    keys = torch.cat([query + edge + torch.arange(-2, 3) for edge in (-window, 0, window)])
+    zero = torch.zeros_like(keys)
+    allowed = rule.allowed(query[None], keys, queries=10**9, keys=10**9)
+    expected = torch.ones_like(keys, dtype=torch.bool) if allowed is None else allowed.flatten()
+    return torch.equal(function(zero, zero, query.expand_as(keys), keys).expand_as(expected), expected)
+
+
+# The library makes these functions anew for each mask; what stays is their code.
+_AND = masking_utils.and_masks().__code__
+_SLIDING = masking_utils.sliding_window_overlay(1).__code__
+_SLIDING_BOTH_WAYS = masking_utils.sliding_window_bidirectional_overlay(1).__code__
 
 
 def _shifted(

@@ -244,7 +244,10 @@ def add_map_sums(
     """
     asked = _Asked(positions, left, barred, directions, matches, offsets, factors.keys - factors.queries)
     buffer = factors.buffer()
+    alone = all(value is None for name, value in vars(sums).items() if name != "received")
     for rows in factors.strips():
+        if alone and left is not None and not bool(left[:, :, rows].any()):
+            continue  # rows that nothing is carried from
         of_rows = sums.rows(rows)
         for columns in factors.columns_of(rows):
             tile = factors.tile(rows, columns, buffer)
@@ -452,9 +455,14 @@ def relevance_step(
         return step[0, 0]
     out = left.new_zeros(factors.keys)
     value = repeat_groups(value[None], factors.heads)[0].transpose(1, 2).to(left.dtype)
-    gradient, room = gradient.to(left.dtype), factors.buffer()
-    for rows, columns, tile in factors.tiles():
-        slopes = room[: tile.numel()].view(tile.shape)
-        torch.bmm(gradient[:, rows], value[:, :, columns], out=slopes)
-        add_relevance(tile, slopes, left[rows], out[columns], each_head=each_head)
+    gradient, buffer, room = gradient.to(left.dtype), factors.buffer(), factors.buffer()
+    for rows in factors.strips():
+        if not bool(left[rows].any()):
+            continue
+        for columns in factors.columns_of(rows):
+            tile = factors.tile(rows, columns, buffer)
+            slopes = room[: tile.numel()].view(tile.shape)
+            torch.bmm(gradient[:, rows], value[:, :, columns], out=slopes)
+            add_relevance(tile, slopes, left[rows], out[columns], each_head=each_head)
+            worked(tile.numel())
     return out

@@ -20,14 +20,14 @@ PYTEST ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run start bundled test test-fast check format bench example lock clean clean-all environment \
+.PHONY: help run start bundled test test-fast check format bench bench-check example lock clean clean-all environment \
 	environment-dev bundled wheel browser
 
 help:
 	@echo "make run    install what is missing and start the app on http://localhost:$(PORT)"
 	@echo "make test   install what is missing, a browser included, and run every test"
 	@echo "make check  ruff, ruff format, mypy"
-	@echo "make bench  print the benchmarks side by side"
+	@echo "make bench  print the benchmarks side by side (bench-check: ratios that have limits, fails where one is broken)"
 	@echo "make models train the parts in models/ anew, from the folder DATA"
 	@echo "make clean  remove caches and what tests wrote (clean-all: the environment and the models too)"
 
@@ -57,6 +57,10 @@ format: environment-dev
 
 bench: environment-dev bundled browser
 	"$(VENV_PYTHON)" -m benchmarks
+
+# Ratios alone: what holds on one machine holds on another.
+bench-check: environment-dev bundled
+	"$(VENV_PYTHON)" -m benchmarks.goals --check
 
 # The precomputed example that the first page shows before torch is imported.
 example: environment-dev bundled

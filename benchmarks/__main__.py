@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import adversarial, capture, evidence, head_view, heads, startup, variants
+from benchmarks import adversarial, capture, evidence, goals, head_view, heads, startup, variants
 from benchmarks.measure import machine
 
 
@@ -16,6 +16,7 @@ def main() -> None:
     adversarial.main([])
     variants.main([])
     head_view.main([])
+    goals.main(["--large"])
 
 
 if __name__ == "__main__":

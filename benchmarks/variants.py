@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     import torch
 
-    from analysis.lab.variant_costs import COST_TITLES, growth, operations, peak_tensor_bytes, runs_of
+    from analysis.growth import growth
+    from analysis.lab.variant_costs import COST_TITLES, operations, peak_tensor_bytes, runs_of
     from analysis.lab.variants import VariantSettings
 
     torch.set_num_threads(1)

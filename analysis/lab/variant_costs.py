@@ -15,7 +15,6 @@ does the work, nothing else of the server stands in its memory, and it can be st
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -34,6 +33,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from analysis.figure_lab import Curve, CurvePanel, CurveSheet
+from analysis.growth import FITTED_FROM, growth, power_in_words
 from analysis.lab.variants import TITLES, Variant, VariantSettings, hue_of, percent
 from attn_core.cost import (
     AttentionShape,
@@ -73,8 +73,6 @@ WIDTH = 64
 CHUNK = 64
 """Positions a chunk of Reformer, whose buckets grow with n (2 n / buckets = chunk), and a block of the window."""
 REPEATS = 5
-FITTED_FROM = 512
-"""Slopes are fitted to sizes from here on: below it the time is mostly that of calling operators."""
 
 
 @dataclass(frozen=True)
@@ -273,19 +271,6 @@ def measured(plan: CostPlan, progress: Callable[[float], None]) -> tuple[Measure
 # What it says ----------------------------------------------------------------------------------------------------
 
 
-def growth(sizes: Sequence[float], numbers: Sequence[float], *, start: int = FITTED_FROM) -> float:
-    """Slope of log(number) against log(n) by least squares over the sizes from ``start`` on: 1 is n, 2 is n².
-
-    Returns:
-        NaN where fewer than two such sizes have a number above 0.
-    """
-    points = [(math.log(n), math.log(y)) for n, y in zip(sizes, numbers, strict=True) if n >= start and y > 0]
-    if len({x for x, _ in points}) < 2:
-        return math.nan
-    x, y = np.array(points).T
-    return float(np.polyfit(x, y, 1)[0])
-
-
 def series(found: Sequence[Measurement], variant: Costed) -> tuple[Measurement, ...]:
     """The measurements of one variant, by length."""
     return tuple(sorted((each for each in found if each.variant == variant), key=lambda each: each.size))
@@ -342,18 +327,14 @@ def cost_rows(found: Sequence[Measurement]) -> tuple[tuple[str, ...], ...]:
             (
                 COST_TITLES[variant],
                 f"{1e3 * last.seconds:,.2f} ms",
-                _power(growth(sizes, [each.seconds for each in own])),
+                power_in_words(growth(sizes, [each.seconds for each in own])),
                 f"{last.memory / 2**20:,.2f} MiB",
-                _power(growth(sizes, [each.memory for each in own])),
+                power_in_words(growth(sizes, [each.memory for each in own])),
                 f"{last.flops / 1e6:,.1f}",
-                _power(growth(sizes, [each.flops for each in own])),
+                power_in_words(growth(sizes, [each.flops for each in own])),
             )
         )
     return tuple(rows)
-
-
-def _power(slope: float) -> str:
-    return "–" if math.isnan(slope) else f"n^{slope:.2f}".replace("-", "−")
 
 
 def cost_conclusions(found: Sequence[Measurement]) -> tuple[str, ...]:
@@ -364,8 +345,8 @@ def cost_conclusions(found: Sequence[Measurement]) -> tuple[str, ...]:
     sizes, largest = [each.size for each in exact], exact[-1].size
     sentences = [
         f"From n = {FITTED_FROM} on exact attention's time grew as "
-        f"{_power(growth(sizes, [each.seconds for each in exact]))} and its memory as "
-        f"{_power(growth(sizes, [each.memory for each in exact]))}."
+        f"{power_in_words(growth(sizes, [each.seconds for each in exact]))} and its memory as "
+        f"{power_in_words(growth(sizes, [each.memory for each in exact]))}."
     ]
     others = [variant for variant in dict.fromkeys(each.variant for each in found) if variant != "exact"]
     if not others:

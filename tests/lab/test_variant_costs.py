@@ -13,6 +13,7 @@ import torch
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
+from analysis.growth import growth
 from analysis.lab import variant_costs
 from analysis.lab.inputs import LabVectors, numbered
 from analysis.lab.variant_costs import (
@@ -24,7 +25,6 @@ from analysis.lab.variant_costs import (
     cost_conclusions,
     cost_rows,
     cost_sheet,
-    growth,
     measured,
     measurements,
     operations,

@@ -57,6 +57,7 @@ from analysis.figure_lab import (
     NamedMatrix,
     Timeline,
 )
+from analysis.streamed import StreamedMatrix
 from analysis.visible import matrix_window, shown_in_words, source_line, visible_text
 from analysis.visible_checks import check_checked_set, check_head_effects, check_trade_off
 from analysis.visible_contrast import check_contrast
@@ -142,6 +143,11 @@ def refusal(figure: Figure, format: str) -> str | None:
     rows = _ROW_COUNTS[type(figure)](figure) if format == "csv" else 0
     if rows <= CSV_ROWS:
         return None
+    if isinstance(figure, MatrixView) and isinstance(figure.weights, StreamedMatrix):
+        return (
+            f"the CSV file would have {rows:,} rows, more than the {CSV_ROWS:,} that a spreadsheet opens; zoom in, "
+            "or take NPZ, which holds the largest weight of each block."
+        )
     advice = _FEWER_ROWS.get(type(figure), "")
     return (
         f"the CSV file would have {rows:,} rows, more than the {CSV_ROWS:,} that a spreadsheet opens; "
@@ -296,6 +302,9 @@ def figure_document(figure: Figure, provenance: Provenance) -> dict[str, Any]:
         value = getattr(figure, item.name)
         if isinstance(value, np.ndarray):
             arrays[item.name] = _array_summary(value)
+        elif isinstance(value, StreamedMatrix):
+            arrays[item.name] = {"shape": list(value.shape), "streamed": f"{value.factor} × {value.factor}"}
+            arrays["overview"] = _array_summary(value.overview)
         elif not _is_labels(value) and (type(figure), item.name) not in _DATA:
             choices[item.name] = _plain(value)
     return {
@@ -433,6 +442,8 @@ def _write_npz(figure: Figure, provenance: Provenance) -> bytes:
         value = getattr(figure, item.name)
         if isinstance(value, np.ndarray):
             arrays[item.name] = value if value.dtype == np.uint8 else np.asarray(value, dtype=np.float32)
+        elif isinstance(value, StreamedMatrix) and isinstance(figure, MatrixView):
+            arrays.update(_streamed_arrays(figure, value))
     for name, labels in _label_sets(figure).items():
         arrays[f"{name}_text"] = strings(label.text for label in labels)
         arrays[f"{name}_piece"] = strings(label.piece for label in labels)
@@ -444,6 +455,21 @@ def _write_npz(figure: Figure, provenance: Provenance) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
+
+
+def _streamed_arrays(figure: MatrixView, weights: StreamedMatrix) -> dict[str, NDArray[Any]]:
+    """Of a matrix too large to be written out: its overview, and the zoomed part exactly where that fits."""
+    from attn_core.budget import fits
+
+    rows, columns = matrix_window(figure)
+    arrays: dict[str, NDArray[Any]] = {
+        "overview": weights.overview,
+        "overview_factor": np.array(weights.factor),
+    }
+    if fits((rows.stop - rows.start) * (columns.stop - columns.start) * 4):
+        arrays["weights"] = weights[rows, columns]
+        arrays["weights_start"] = np.array([rows.start, columns.start])
+    return arrays
 
 
 def _label_sets(figure: Figure) -> dict[str, tuple[TokenLabel, ...]]:

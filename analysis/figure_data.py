@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.figure_lab import CurveSheet, Diagram, MatrixSheet, Timeline
 from analysis.pairs import PairFilter
+
+if TYPE_CHECKING:
+    from analysis.streamed import StreamedMatrix
 
 Floats = NDArray[np.floating]
 
@@ -133,7 +136,7 @@ class MatrixView:
     """One matrix of weights (queries down, keys across).
 
     Attributes:
-        weights: (Q, K) exact values.
+        weights: (Q, K) exact values, or where to read them from when they do not fit the memory budget.
         rows, columns: Q and K labels.
         title: what it is, such as "layer 3 · head 5" or "rollout up to layer 6".
         zoom: (row start, row stop, column start, column stop) that is visible, or None for all.
@@ -143,7 +146,7 @@ class MatrixView:
         scale: colour in proportion to the value, or to its square root (tells small values apart).
     """
 
-    weights: Floats
+    weights: Floats | StreamedMatrix
     rows: tuple[TokenLabel, ...]
     columns: tuple[TokenLabel, ...]
     title: str = ""

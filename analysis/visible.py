@@ -38,6 +38,7 @@ from analysis.figure_data import (
 )
 from analysis.figure_lab import CurveSheet, Diagram, MatrixSheet, Timeline
 from analysis.pairs import PAIR_NAMES, Side, in_filter
+from analysis.streamed import StreamedMatrix
 from analysis.visible_checks import contrast_in_words, effects_in_words, set_in_words, trade_off_in_words
 from analysis.visible_evidence import maps_in_words, texts_in_words
 from analysis.visible_heads import grid_in_words
@@ -138,7 +139,15 @@ def matrix_window(view: MatrixView) -> tuple[slice, slice]:
 
 def matrix_limits(view: MatrixView) -> tuple[float, float]:
     """Colour limits of a matrix: the record's own, else 0 to the maximum of the whole matrix, whatever the zoom."""
+    if isinstance(view.weights, StreamedMatrix):  # its overview holds the largest weight of every block
+        return view.limits if view.limits is not None else (0.0, _maximum(view.weights.overview))
     return view.limits if view.limits is not None else (0.0, _maximum(view.weights))
+
+
+def matrix_above(view: MatrixView) -> int:
+    """How many cells lie above the colour scale; of a streamed matrix, how many blocks of its overview."""
+    cells = view.weights.overview if isinstance(view.weights, StreamedMatrix) else view.weights
+    return int(above_scale(cells, matrix_limits(view)).sum())
 
 
 def score_limits(view: TokenScores) -> tuple[float, float]:
@@ -190,6 +199,15 @@ def patch_limits(view: PatchMaps) -> NDArray[np.float64]:
         lowest, highest = np.full(panels, lowest.min(initial=0.0)), np.full(panels, highest.max(initial=0.0))
     highest = np.where(highest > lowest, highest, lowest + 1.0)
     return np.stack([lowest, highest], axis=1)
+
+
+def pooled_window(view: MatrixView) -> NDArray[Any]:
+    """The part of a matrix that is zoomed in on, as ``pooled`` does it; in equal blocks where it is streamed."""
+    rows, columns = matrix_window(view)
+    if not isinstance(view.weights, StreamedMatrix):
+        return pooled(view.weights[rows, columns])
+    longest = max(rows.stop - rows.start, columns.stop - columns.start)
+    return view.weights.pooled(rows, columns, -(-longest // PICTURE_CELLS))
 
 
 def pooled(weights: NDArray[Any], cells: int = PICTURE_CELLS) -> NDArray[Any]:
@@ -371,9 +389,9 @@ def _matrix_view_words(view: MatrixView) -> str:
         sentences.append(
             f"The picture shows the maximum of each block ({PICTURE_CELLS} cells a side at most)."
         )
-    above = above_scale(view.weights, matrix_limits(view))
-    if above.any():
-        cells = f"{int(above.sum()):,} cell{'s lie' if above.sum() > 1 else ' lies'}"
+    above = matrix_above(view)
+    if above:
+        cells = f"{above:,} cell{'s lie' if above > 1 else ' lies'}"
         sentences.append(f"{cells} above the colour scale, which ends at {matrix_limits(view)[1]:.3g}.")
     if view.selected is not None:
         row, column = view.selected

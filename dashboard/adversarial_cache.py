@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import streamlit as st
-
+from analysis.estimate import Estimate, MachineRate, ModelSize, forward_estimate
+from dashboard import cached, long_runs
 from dashboard.adversarial_choices import Edit, Others, Search
 from dashboard.cached import SharedModel, Traced
 from dashboard.evidence_cache import in_turns, jobs
@@ -35,26 +36,45 @@ CANDIDATES = 5
 PERMUTATIONS = 100
 
 
-@st.cache_resource(max_entries=6, show_spinner=False)
 def rows(key: str, place: Place | None, others: Others, _traced: Traced) -> FreeRows:
     """The rows of one input that may be replaced.
 
     Raises:
         ValueError, UnsupportedModelError, MemoryBudgetError: as ``analysis.adversarial.rows.rows_of``.
+        Pending: while it runs behind the page.
     """
-    from analysis.adversarial.rows import rows_of
+    model, inputs = _traced.model, _traced.inputs
 
-    with _traced.shared.forward() as model:
-        return rows_of(model, _traced.inputs, place, others=others)
+    def work() -> FreeRows:
+        from analysis.adversarial.rows import rows_of
+
+        return rows_of(model, inputs, place, others=others)
+
+    what = f"Two forward passes over {inputs.kept_tokens:,} positions"
+    estimate = cached.input_estimate(_traced.shared, inputs, _twice)
+    run = long_runs.Run(("adversarial rows", key), what, "rows", estimate)
+    return long_runs.answer(run, work, lock=_traced.shared.lock)
 
 
-@st.cache_resource(max_entries=24, show_spinner=False)
+def _twice(size: ModelSize, tokens: int, rate: MachineRate) -> Estimate:
+    """Two forward passes."""
+    once = forward_estimate(size, tokens, rate)
+    return replace(once, seconds=2.0 * once.seconds, weights=2 * once.weights)
+
+
 def compared(key: str, _shared: SharedModel, _rows: FreeRows, _named: Any) -> Candidates:
     """What the model says with each of some attention; ``key`` tells the rows and the candidates."""
-    from analysis.adversarial.candidates import compare
 
-    with _shared.forward():
+    def work() -> Candidates:
+        from analysis.adversarial.candidates import compare
+
         return compare(_rows, _named)
+
+    none = Estimate(0.0, 0)  # a few passes of an input that was let in
+    run = long_runs.Run(
+        ("adversarial candidates", key), "The answers under other attention", "compared", none
+    )
+    return long_runs.answer(run, work, lock=_shared.lock)
 
 
 def searched(

@@ -31,6 +31,7 @@ page = st.navigation(
         st.Page("views/text.py", title="Text", url_path="text", default=True),
         st.Page("views/image.py", title="Image", url_path="image"),
         st.Page("views/lab.py", title="Lab", url_path="lab"),
+        st.Page("views/scale.py", title="Scale", url_path="scale"),
         st.Page("views/models.py", title="Models", url_path="models"),
     ],
     position="top",

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 import streamlit as st
 
 from analysis.errors import ModelUnavailableError
+from dashboard.evidence_jobs import Pending
 from dashboard.frame import literal
+from dashboard.selection import current
 
 _log = logging.getLogger(__name__)
 
@@ -77,11 +79,28 @@ def _reference(error: BaseException, what: str) -> str:
 
 @contextmanager
 def page_boundary(what: str = "This view could not be drawn") -> Iterator[None]:
-    """Catch what a page or a fragment raises and tell it there."""
+    """Catch what a page or a fragment raises and tell it there; what is still being computed shows how far it is.
+
+    Inside, one answer may take what the session allows.
+    """
     try:
-        yield
+        with _session_budget():
+            yield
+    except Pending as pending:
+        pending.show()
     except Exception as error:  # noqa: BLE001 - the one boundary of a page; nothing is hidden, it is told and logged
         tell_error(error, what=what)
+
+
+@contextmanager
+def _session_budget() -> Iterator[None]:
+    """The session's memory budget, as soon as anything could be computed (importing it brings torch)."""
+    budget = sys.modules.get("attn_core.budget")
+    if not hasattr(budget, "memory_budget"):  # not imported, or not yet to its end
+        yield
+        return
+    with budget.memory_budget(current().memory_mib * 2**20):  # type: ignore[union-attr]
+        yield
 
 
 def _plain(message: str) -> str:

@@ -3,7 +3,8 @@
 Models, traces and arrays are shared by all sessions (``cache_resource``: no copies, so nothing writes into them);
 bytes for the browser are in ``cache_data``. Keys are names, digests, numbers and choices: a large array is never part
 of a key, because Streamlit hashes arrays of half a million elements from a sample and would hand out stale results.
-Each cache holds few entries, so memory stays flat however many sessions come and go.
+Each cache holds few entries, and what may be large is kept by its size (``dashboard.kept``), so memory stays flat
+however many sessions come and go. What may take long is asked for through ``dashboard.long_runs``.
 
 torch and transformers are imported inside the functions: the first page is painted without them.
 """
@@ -15,9 +16,10 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +28,34 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from analysis.catalogue import MINILM
+from analysis.estimate import (
+    SLOW_MACHINE,
+    Estimate,
+    MachineRate,
+    ModelSize,
+    forward_estimate,
+    record_bytes,
+    shapes_of,
+)
 from analysis.figure_data import Floats
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES, sample_picture_bytes
 from analysis.trained import find_offered, is_ready, make_ready
+from dashboard import long_runs, text_reading
+from dashboard.figures import POOLED_CELLS
 from dashboard.first_paint import Example, read_example
 from dashboard.model_root import folder_of
-from dashboard.selection import Fusion, ImageChoices, ModelChoice, Part, Selection, TextChoices, current
-from dashboard.sources import HeadNumbers
+from dashboard.selection import (
+    Fusion,
+    ImageChoices,
+    ModelChoice,
+    Part,
+    PictureSide,
+    Selection,
+    TextChoices,
+    TextReading,
+    current,
+)
+from dashboard.sources import HeadNumbers, streamed_note
 from dashboard.warmup import Key, Loader, Progress
 
 if TYPE_CHECKING:
@@ -40,14 +63,17 @@ if TYPE_CHECKING:
     from analysis.inputs import Inputs
     from analysis.models import LoadedModel
     from analysis.predictions import Prediction
+    from analysis.streamed import StreamedMatrix
     from analysis.trace import Trace
     from attn_core.maps import AttentionMap
 
 FORWARD_SECONDS = 120.0
-"""Longest wait for another session's forward pass on the same model."""
+"""Longest wait for a model that another session uses; a long run leaves it to others between two layers."""
 
 TOKEN_LIMIT = 2048
-"""Most tokens of a text that the pages show, whatever the model can take; the rest is cut and told."""
+"""Most tokens of an example, or of a text of a corpus, whatever the model can take; the rest is cut and told."""
+
+_AT_ONCE = TextReading()
 
 DEVICE_VARIABLE = "ATTNSCOPE_DEVICE"
 
@@ -200,6 +226,8 @@ def warm_up(page: str) -> None:
 
     Called at the end of a run: the page is on its way to the browser before the first import starts.
     """
+    if page == "scale":  # needs no model, and a load beside a measurement would disturb it
+        return
     chosen = current()
     wanted = [choices.model for choices in _in_order(page, chosen) if not choices.model.asked]
     for choice in wanted[:1] if page in ("text", "image") else []:
@@ -252,6 +280,15 @@ class Traced:
     shared: SharedModel
 
 
+def streamed_notes(maps: Sequence[AttentionMap]) -> tuple[str, ...]:
+    """One line where the whole map of a layer does not fit the session's budget, and so is read in tiles."""
+    largest = max(maps, key=lambda held: held.heads * held.queries * held.keys)
+    size = largest.heads * largest.queries * largest.keys * 4
+    if fits(size):
+        return ()
+    return (streamed_note(largest.queries, size, current().memory_mib * 2**20),)
+
+
 def prediction(traced: Traced) -> Prediction | None:
     """What the model's head says of a traced input; cheap, so it is not kept."""
     from analysis.predictions import predict
@@ -259,47 +296,135 @@ def prediction(traced: Traced) -> Prediction | None:
     return predict(traced.model, traced.trace)
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
-def traced_text(name: str, revision: str | None, text: str, pair: str | None) -> Traced:
+def traced_text(
+    name: str, revision: str | None, text: str, pair: str | None, reading: TextReading = _AT_ONCE
+) -> Traced:
     """One text, or a pair, through a text model; for an encoder–decoder model ``pair`` is what the decoder reads.
+
+    A text that is longer than the model takes is read as ``reading`` says.
 
     Raises:
         UnsupportedModelError: if the model is of another kind or keeps its attention to itself.
-        TimeoutError: if the model stays busy.
+        MemoryBudgetError: if it would not fit what is free.
+        Pending: while it runs behind the page.
     """
-    from analysis.inputs import encode_pair, encode_text
-    from analysis.trace import trace
-
     shared = shared_model(name, revision)
-    with shared.forward() as model:
-        limit = min(model.max_tokens or TOKEN_LIMIT, TOKEN_LIMIT)
-        if model.is_encoder_decoder:
-            inputs = encode_text(model, text, target=pair, max_tokens=limit)
-        elif pair is not None:
-            inputs = encode_pair(model, text, pair, max_tokens=limit)
-        else:
-            inputs = encode_text(model, text, max_tokens=limit)
-        key = digest(name, model.revision, inputs.digest)
-        return Traced(key, model, inputs, trace(model, inputs), shared)
+    key = ("text", name, revision, digest(text, pair), reading)
+    return _traced(shared, key, lambda model: text_reading.encode(model, text, pair, reading))
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
 def traced_picture(
-    name: str, revision: str | None, picture_digest: str, side: int | None, _picture: Picture
+    name: str, revision: str | None, picture_digest: str, side: PictureSide, _picture: Picture
 ) -> Traced:
     """One picture through an image model.
 
     Raises:
-        UnsupportedModelError, TimeoutError: as ``traced_text``.
+        UnsupportedModelError, MemoryBudgetError, Pending: as ``traced_text``.
     """
-    from analysis.inputs import encode_image
-    from analysis.trace import trace
 
-    shared = shared_model(name, revision)
-    with shared.forward() as model:
-        inputs = encode_image(model, _picture, side=side if model.flexible_image_size else None)
-        key = digest(name, model.revision, inputs.digest, str(side))
-        return Traced(key, model, inputs, trace(model, inputs), shared)
+    def encode(model: LoadedModel) -> Inputs:
+        from analysis.inputs import encode_image
+
+        return encode_image(model, _picture, side=side if model.flexible_image_size else None)
+
+    return _traced(shared_model(name, revision), ("picture", name, revision, picture_digest, side), encode)
+
+
+def _traced(
+    shared: SharedModel, key: tuple[Hashable, ...], encode: Callable[[LoadedModel], Inputs]
+) -> Traced:
+    """One input through a model, read where it is asked for and run where it does not take long.
+
+    Args:
+        key: what the input is made from.
+    """
+    answers, model = long_runs.kept(), shared.model
+    found = answers.find(("traced", *key))
+    if found is not None:
+        traced: Traced = found.value
+        return traced
+    known = answers.find(("inputs", *key)) or answers.put(("inputs", *key), encode(model))
+    inputs: Inputs = known.value
+
+    def work() -> Traced:
+        from analysis.trace import trace
+
+        whole = digest(shared.request[0], model.revision, inputs.digest, *map(str, key[4:]))
+        return Traced(whole, model, inputs, trace(model, inputs), shared)
+
+    run = long_runs.Run(
+        key=("traced", *key),
+        what=_pass_in_words(inputs),
+        kind="forward",
+        estimate=input_estimate(shared, inputs),
+        instead="choose a smaller picture size" if inputs.grid is not None else "choose a shorter text",
+    )
+    return long_runs.answer(run, work, lock=shared.lock)
+
+
+def _pass_in_words(inputs: Inputs) -> str:
+    if inputs.reading is None:
+        return f"One forward pass over {inputs.kept_tokens:,} positions"
+    windows = inputs.reading.windows
+    return (
+        f"A reading of {inputs.kept_tokens:,} tokens in {len(windows):,} windows of {inputs.reading.window:,}"
+    )
+
+
+def input_estimate(
+    shared: SharedModel,
+    inputs: Inputs,
+    kind: Callable[[ModelSize, int, MachineRate], Estimate] = forward_estimate,
+) -> Estimate:
+    """What a pass over an input takes on this machine; of a document that is read in windows, all of these.
+
+    Args:
+        kind: ``forward_estimate`` or ``gradient_estimate``.
+    """
+    from analysis.estimate import model_size
+
+    size = model_size(shared.model)
+    return estimated(partial(_over_windows, size, inputs, kind), str(shared.model.device))
+
+
+def _over_windows(
+    size: ModelSize,
+    inputs: Inputs,
+    kind: Callable[[ModelSize, int, MachineRate], Estimate],
+    rate: MachineRate,
+) -> Estimate:
+    if inputs.reading is None:
+        return kind(size, inputs.kept_tokens + len(inputs.target_tokens or ()), rate)
+    each = [kind(size, window.kept_tokens, rate) for window in inputs.reading.windows]
+    record = sum(record_bytes(size, window.kept_tokens) for window in inputs.reading.windows)
+    return Estimate(
+        seconds=sum(window.seconds for window in each),
+        memory_bytes=record + max(window.memory_bytes for window in each),
+        weights=sum(window.weights for window in each),
+    )
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def machine_rate(device: str) -> MachineRate:
+    """What this machine does in a second, measured once."""
+    from analysis.estimate import measure_rate
+
+    return measure_rate(device)
+
+
+def estimated(make: Callable[[MachineRate], Estimate], device: str = "cpu") -> Estimate:
+    """An estimate on this machine, which is measured only if a slow one would take long."""
+    quick = make(SLOW_MACHINE)
+    return quick if quick.seconds <= long_runs.INLINE_SECONDS else make(machine_rate(device))
+
+
+def forward_words(shared: SharedModel, positions: int) -> str:
+    """What a forward pass over so many positions would take: "about 1 min 10 s and 0.9 GB"."""
+    from analysis.estimate import in_words, model_size
+
+    model = shared.model
+    make = partial(forward_estimate, model_size(model), positions)
+    return in_words(long_runs.expected("forward", estimated(make, str(model.device))))
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
@@ -320,9 +445,7 @@ def parity(name: str, revision: str | None) -> dict[str, float]:
 
 def budgets() -> list[tuple[str, str]]:
     """Limits of memory, as (what, how much)."""
-    known = sys.modules.get("attn_core.budget")  # importing it would import torch
-    dense = f"{known.MEMORY_BUDGET / 2**20:,.0f} MiB" if known else "256 MiB"
-    return [("one n × n map", dense), ("tokens of a text", f"{TOKEN_LIMIT:,}")]
+    return [("one n × n map", f"{current().memory_mib:,} MiB"), ("tokens of an example", f"{TOKEN_LIMIT:,}")]
 
 
 # Numbers -----------------------------------------------------------------------------------------------------------
@@ -337,9 +460,36 @@ def block(
     return _array(_map.block(None, slice(*rows), slice(*columns)))
 
 
-@st.cache_resource(max_entries=6, show_spinner=False)
-def matrix(key: str, part: Part, layer: int, head: int | None, _map: AttentionMap) -> Floats:
-    """(Q, K) weights of one head, or the mean over heads, added up head by head so that one is held at a time."""
+def matrix(key: str, part: Part, layer: int, head: int | None, _map: AttentionMap) -> Floats | StreamedMatrix:
+    """(Q, K) weights of one head, or the mean over heads; above the session's budget an overview and exact parts."""
+    from analysis.estimate import dense_estimate, pass_estimate
+
+    heads = _map.heads if head is None else 1
+    shape = heads, _map.queries, _map.keys
+    what = f"A matrix of {_map.queries:,} × {_map.keys:,} weights"
+    if fits(_map.queries * _map.keys * 4):
+        estimate = estimated(partial(dense_estimate, shape))
+        run = long_runs.Run(("matrix", key, part, layer, head), what, "dense", estimate)
+        return long_runs.answer(run, lambda: _written_out(_map, head))
+
+    def work() -> StreamedMatrix:
+        from analysis.streamed import streamed_matrix
+
+        return streamed_matrix(_map, head, cells=POOLED_CELLS)
+
+    estimate = estimated(partial(pass_estimate, "written", [shape], answer_bytes=4 * POOLED_CELLS**2))
+    run = long_runs.Run(
+        ("streamed matrix", key, part, layer, head),
+        f"An overview of {_map.queries:,} × {_map.keys:,} weights",
+        "matrix",
+        estimate,
+        size=4 * POOLED_CELLS**2,
+    )
+    return long_runs.answer(run, work)
+
+
+def _written_out(_map: AttentionMap, head: int | None) -> Floats:
+    """All weights of a head, or the mean over heads, added up head by head so that one is held at a time."""
     if head is not None:
         return _array(_map.dense(head))
     total = _map.dense(0).double()
@@ -348,39 +498,139 @@ def matrix(key: str, part: Part, layer: int, head: int | None, _map: AttentionMa
     return _array((total / _map.heads).float())
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
+def fits(size: int) -> bool:
+    """Whether an answer of so many bytes may be written out in this session."""
+    from attn_core.budget import fits as fits_here
+
+    with long_runs.budgeted(long_runs.session_budget()):
+        return fits_here(size)
+
+
 def thumbnails(key: str, part: Part, cells: int, _maps: Sequence[AttentionMap]) -> Floats:
     """(L, H, b, b) every head's map, max-pooled to at most ``cells`` a side."""
-    return np.stack([_array(layer.pooled(None, cells)) for layer in _maps])
+    from analysis.estimate import pass_estimate
+
+    estimate = estimated(partial(pass_estimate, "pooled", shapes_of(_maps)))
+    run = long_runs.Run(("thumbnails", key, part, cells), _every_layer(_maps), "pooled", estimate)
+    return long_runs.answer(run, lambda: np.stack([_array(layer.pooled(None, cells)) for layer in _maps]))
 
 
-@st.cache_resource(max_entries=6, show_spinner=False)
 def rolled_out(
     key: str, part: Part, fusion: Fusion, discard_ratio: float, last_layer: int, _maps: Sequence[AttentionMap]
 ) -> Floats:
-    """(N, N) attention rollout through the layers 0 to ``last_layer``."""
+    """(N, N) attention rollout through the layers 0 to ``last_layer``.
+
+    Raises:
+        MemoryBudgetError: where a layer's maps or the product do not fit the session's budget; ``rollout_row`` does.
+        Pending: while it runs behind the page.
+    """
+    from analysis.estimate import rollout_estimate
     from analysis.rollout import rollout
 
-    return _array(rollout(_maps[: last_layer + 1], fusion=fusion, discard_ratio=discard_ratio))
+    maps = _maps[: last_layer + 1]
+    estimate = estimated(partial(rollout_estimate, shapes_of(maps)))
+    run = long_runs.Run(
+        ("rollout", key, part, fusion, discard_ratio, last_layer),
+        f"The rollout of {maps[0].queries:,} positions through {len(maps)} layers",
+        "rollout",
+        estimate,
+    )
+    return long_runs.answer(run, lambda: _array(rollout(maps, fusion=fusion, discard_ratio=discard_ratio)))
 
 
-@st.cache_resource(max_entries=32, show_spinner=False)
-def head_numbers(key: str, part: Part, layer: int, _map: AttentionMap) -> HeadNumbers:
-    """Figures of each head of a layer."""
-    found = _map.statistics()
-    return HeadNumbers(_array(found.entropy), _array(found.max_weight), _array(found.mean_distance))
+def rollout_fits(_maps: Sequence[AttentionMap]) -> bool:
+    """Whether a whole rollout may be written out in this session: the maps of one layer, and the product."""
+    return fits(max(layer.heads * layer.queries * layer.keys for layer in _maps) * 4)
+
+
+def rollout_row(
+    key: str,
+    part: Part,
+    query: int | None,
+    fusion: Fusion,
+    discard_ratio: float,
+    last_layer: int,
+    _maps: Sequence[AttentionMap],
+) -> Floats:
+    """(N,) one row of the rollout, or its mean row for None: of the whole where that fits, else a chain of products.
+
+    Raises:
+        MemoryBudgetError: above the budget with a discard ratio, whose threshold is taken over a whole map.
+        Pending: while it runs behind the page.
+    """
+    from analysis.estimate import rollout_row_estimate
+    from analysis.rollout import rollout_row as chain
+
+    maps = _maps[: last_layer + 1]
+    if rollout_fits(maps):
+        whole = rolled_out(key, part, fusion, discard_ratio, last_layer, _maps=_maps)
+        row: Floats = whole.mean(axis=0) if query is None else whole[query]
+        return row
+    if discard_ratio > 0.0:
+        from attn_core.errors import MemoryBudgetError
+
+        layer = max(maps, key=lambda held: held.heads * held.queries * held.keys)
+        raise MemoryBudgetError(
+            f"rollout: to discard {discard_ratio:.0%} of the weights, the maps of a layer are needed whole, which "
+            f"take {layer.heads * layer.queries * layer.keys * 4 / 2**20:,.0f} MiB and more than the memory budget; "
+            "discard none, or allow more memory on the left."
+        )
+    run = long_runs.Run(
+        ("rollout row", key, part, query, fusion, last_layer),
+        f"One row of the rollout of {maps[0].queries:,} positions through {len(maps)} layers",
+        "rollout row",
+        estimated(partial(rollout_row_estimate, shapes_of(maps))),
+    )
+    return long_runs.answer(run, lambda: _array(chain(maps, query, fusion=fusion)))
+
+
+def head_numbers(key: str, part: Part, layer: int, _maps: Sequence[AttentionMap]) -> HeadNumbers:
+    """Figures of each head of a layer; where one layer takes long, of every layer at once."""
+    numbers, _ = _layer_statistics(key, part, layer, _maps)
+    return numbers
+
+
+def mean_row(key: str, part: Part, layer: int, _maps: Sequence[AttentionMap]) -> Floats:
+    """(H, K) weights that each key gets, averaged over the queries."""
+    _, received = _layer_statistics(key, part, layer, _maps)
+    return received
+
+
+def _layer_statistics(
+    key: str, part: Part, layer: int, maps: Sequence[AttentionMap]
+) -> tuple[HeadNumbers, Floats]:
+    """Figures of each head of a layer, and the mean row of each."""
+    from analysis.estimate import pass_estimate
+
+    together = ("statistics", key, part)
+    if long_runs.kept().find(together) is None:
+        one = estimated(partial(pass_estimate, "statistics", shapes_of(maps[layer : layer + 1])))
+        if one.seconds <= long_runs.INLINE_SECONDS / 2:
+            run = long_runs.Run((*together, layer), "The statistics of a layer", "statistics", one)
+            return long_runs.answer(run, lambda: _statistics_of(maps[layer]))
+    run = long_runs.Run(
+        together,
+        f"The statistics of every head of {len(maps)} layers over {maps[0].queries:,} positions",
+        "statistics",
+        estimated(partial(pass_estimate, "statistics", shapes_of(maps))),
+    )
+    return long_runs.answer(run, lambda: [_statistics_of(held) for held in maps])[layer]
+
+
+def _statistics_of(held: AttentionMap) -> tuple[HeadNumbers, Floats]:
+    found = held.statistics()
+    numbers = HeadNumbers(_array(found.entropy), _array(found.max_weight), _array(found.mean_distance))
+    return numbers, _array(found.received / held.queries)
+
+
+def _every_layer(maps: Sequence[AttentionMap]) -> str:
+    return f"Thumbnails of every head of {len(maps)} layers over {maps[0].queries:,} positions"
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def map_row(key: str, part: Part, layer: int, query: int, _map: AttentionMap) -> Floats:
     """(H, K) one query's weights in every head of a layer."""
     return _array(_map.row(None, query))
-
-
-@st.cache_resource(max_entries=24, show_spinner=False)
-def mean_row(key: str, part: Part, layer: int, _map: AttentionMap) -> Floats:
-    """(H, K) weights that each key gets, averaged over the queries."""
-    return _array(_map.statistics().received / _map.queries)
 
 
 @st.cache_resource(max_entries=2, show_spinner=False)

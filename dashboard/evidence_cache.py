@@ -9,13 +9,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
+from analysis.estimate import Estimate, MachineRate, ModelSize
+from dashboard import cached
 from dashboard.cached import SharedModel, Traced
-from dashboard.evidence_jobs import Job, Jobs, Progress
+from dashboard.evidence_jobs import Job, Progress, Report
+from dashboard.long_runs import (
+    INLINE_SECONDS,
+    TURN_SECONDS,
+    Run,
+    answer,
+    budgeted,
+    part_of_a_run,
+    patiently,
+    session_budget,
+)
+from dashboard.long_runs import jobs as jobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,9 +39,6 @@ if TYPE_CHECKING:
     from analysis.evidence.targets import Target
 
 Options = tuple[tuple[str, Any], ...]
-
-_TURN_SECONDS = 0.002
-"""How long a job of many passes leaves the model to others between two of its own."""
 
 
 @dataclass(frozen=True)
@@ -49,30 +60,81 @@ def subject(traced: Traced) -> Subject:
 
     Raises:
         UnsupportedModelError: if the model's attention cannot be followed back (windows, bands, unknown embeddings).
-        TimeoutError: if the model stays busy.
+        MemoryBudgetError: if its graph would not fit what is free.
+        Pending: while it runs behind the page.
     """
     return Subject(traced.key, traced.shared, traced, passed(traced.key, _traced=traced))
 
 
-@st.cache_resource(max_entries=2, show_spinner=False)
 def passed(key: str, _traced: Traced) -> ForwardPass:
-    """One forward pass with its graph; two are kept, because a graph holds every activation."""
-    from analysis.evidence.passes import forward_pass
+    """One forward pass with its graph, which holds every activation and so is kept by that size."""
+    model, inputs = _traced.model, _traced.inputs
 
-    with _traced.shared.forward() as model:
-        return forward_pass(model, _traced.inputs)
+    def work() -> ForwardPass:
+        from analysis.evidence.passes import forward_pass
+
+        return forward_pass(model, inputs)
+
+    estimate = cached.input_estimate(_traced.shared, inputs, _with_gradients())
+    run = Run(
+        key=("graph", key),
+        what=f"One forward pass over {inputs.kept_tokens:,} positions that keeps its graph",
+        kind="graph",
+        estimate=replace(estimate, seconds=_seconds(estimate, "forward pass")),
+        instead="choose a smaller picture size" if inputs.grid is not None else "choose a shorter text",
+        size=estimate.memory_bytes,
+    )
+    return answer(run, work, lock=_traced.shared.lock)
 
 
-@st.cache_resource(max_entries=24, show_spinner=False)
 def embedding(key: str, pooling: str, _shared: SharedModel, _inputs: Any) -> Tensor:
     """(M,) the embedding of an example for a concept or a likeness."""
-    from analysis.evidence.explanation import kept_positions
-    from analysis.evidence.passes import plain_outputs
 
-    with _shared.forward() as model:
-        outputs = plain_outputs(model, _inputs.tensors, kept_positions(_inputs))
-    found: Tensor = outputs.embedding(pooling)[0].cpu()  # type: ignore[arg-type]
-    return found
+    def work() -> Tensor:
+        from analysis.evidence.explanation import kept_positions
+        from analysis.evidence.passes import plain_outputs
+
+        outputs = plain_outputs(_shared.model, _inputs.tensors, kept_positions(_inputs))
+        return outputs.embedding(pooling)[0].cpu()  # type: ignore[arg-type]
+
+    estimate = cached.input_estimate(_shared, _inputs)
+    run = Run(("embedding", key, pooling), "The embedding of an example", "embedding", estimate)
+    return answer(run, work, lock=_shared.lock)
+
+
+def _with_gradients() -> Callable[[ModelSize, int, MachineRate], Estimate]:
+    """How a forward pass with its graph and a backward pass are estimated in this session."""
+    from analysis.estimate import gradient_estimate
+    from analysis.evidence.passes import GRAPH_BUDGETS
+    from attn_core.budget import budget_bytes
+
+    budget = session_budget() or budget_bytes()
+    return partial(gradient_estimate, graph_budget=GRAPH_BUDGETS * budget)
+
+
+def _seconds(estimate: Estimate, part: str) -> float:
+    return next((seconds for name, seconds, _ in estimate.parts if name == part), estimate.seconds)
+
+
+def method_estimate(chosen: Subject) -> Estimate:
+    """What a method of one pass takes at most: a backward pass, and two passes over the weights of every layer."""
+    from analysis.estimate import model_size, pass_estimate, shapes_of
+
+    size = model_size(chosen.shared.model)
+    shapes = shapes_of(layer.map for layers in chosen.run.layers.values() for layer in layers)
+
+    def make(rate: MachineRate) -> Estimate:
+        passes = _with_gradients()(size, chosen.traced.inputs.kept_tokens, rate)
+        over = pass_estimate("rows", shapes, rate)
+        seconds = _seconds(passes, "backward pass") + 2.0 * over.seconds
+        return Estimate(seconds, passes.memory_bytes)
+
+    return cached.estimated(make, str(chosen.shared.model.device))
+
+
+def takes_long(chosen: Subject) -> bool:
+    """Whether methods of one pass are to run behind the page too."""
+    return method_estimate(chosen).seconds > INLINE_SECONDS
 
 
 @st.cache_resource(max_entries=128, show_spinner=False)
@@ -92,12 +154,6 @@ def explained(
     from analysis.evidence.methods import explain
 
     return explain(method, _run, _target, **dict(options))
-
-
-@st.cache_resource(show_spinner=False)
-def jobs() -> Jobs:
-    """The explanations of many passes of this server."""
-    return Jobs()
 
 
 def job_key(chosen: Subject, method: str, target: Target | None, options: Options = ()) -> Hashable:
@@ -132,18 +188,30 @@ def measurement_key(chosen: Subject, what: tuple[Hashable, ...]) -> Hashable:
 
 
 def in_turns(shared: SharedModel, work: Callable[[Progress], Any]) -> Callable[[Progress], Any]:
-    """Work that holds the model, and lets others have it between two of its passes."""
+    """Work that holds the model, within the session's budget, and lets others have it between two of its passes.
+
+    Inside a pass it can be stopped, but gives nothing away: a method may hold locks of its own there.
+    """
+    budget = session_budget()
 
     def alternating(progress: Progress) -> Any:
+        from attn_core.watching import watching
+
+        check = progress.check if isinstance(progress, Report) else lambda: None
+
         def told(done: float) -> None:
             shared.lock.release()
             try:
-                time.sleep(_TURN_SECONDS)
+                time.sleep(TURN_SECONDS)
                 progress(done)  # may wait for other jobs
             finally:
                 shared.lock.acquire()
 
-        with shared.forward():
-            return work(told)
+        patiently(shared.lock, check)
+        try:
+            with part_of_a_run(), budgeted(budget), watching(lambda _: check()):
+                return work(told)
+        finally:
+            shared.lock.release()
 
     return alternating

@@ -5,12 +5,13 @@ ended. Two sessions that want the same share one job. To stop one, its progress 
 comes out of the method; methods leave the model as it was, whatever they raise. The jobs know nothing of models.
 
 A page says at every look that somebody still waits (``Job.watch``). A job that nobody looks at any more gives way to
-one that somebody waits for, and goes on afterwards from where it was.
+one that somebody waits for, and goes on afterwards from where it was; so does a long one to one that is much shorter.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -25,6 +26,9 @@ KEPT_JOBS = 96
 WATCHED_SECONDS = 10.0
 """How long after the last look somebody is thought to wait; pages look about once a second."""
 
+MUCH_SHORTER = 0.25
+"""A running job gives way to a waiting one that is expected to take less than this share of what it still needs."""
+
 _LOOK_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -32,6 +36,20 @@ _log = logging.getLogger(__name__)
 
 class Stopped(Exception):
     """A job was asked to stop."""
+
+
+class Pending(BaseException):
+    """What a view asked for is still being computed, or waits to be started: the page shows that in its place.
+
+    Not an ``Exception``: it passes through all that catches errors, up to the boundary of the page.
+
+    Attributes:
+        show: draws how far it is, with buttons to start and stop it.
+    """
+
+    def __init__(self, show: Callable[[], None]) -> None:
+        super().__init__("what was asked for is still being computed")
+        self.show = show
 
 
 @dataclass
@@ -42,6 +60,8 @@ class Job:
         done: share that is done, 0 to 1.
         state: ``waiting`` for its turn, ``running``, then ``ready``, ``stopped`` or ``failed``.
         answer: of a ready job; ``error``: of a failed one.
+        seconds: that it is expected to take; infinite where nobody knows.
+        began: when it had its first turn.
         seen: when a page last looked (seconds of the monotonic clock).
     """
 
@@ -50,6 +70,8 @@ class Job:
     state: Literal["waiting", "running", "ready", "stopped", "failed"] = "waiting"
     answer: Any = None
     error: Exception | None = None
+    seconds: float = math.inf
+    began: float | None = None
     started: float = field(default_factory=time.monotonic)
     seen: float = field(default_factory=time.monotonic)
     _asked: threading.Event = field(default_factory=threading.Event)
@@ -65,9 +87,19 @@ class Job:
         """Whether somebody waits for it."""
         return time.monotonic() - self.seen < WATCHED_SECONDS
 
+    @property
+    def left(self) -> float:
+        """Seconds that it is expected to take still."""
+        return self.seconds if math.isinf(self.seconds) else self.seconds * (1.0 - self.done)
+
     def watch(self) -> None:
         """Say that somebody still waits for it."""
         self.seen = time.monotonic()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody has asked it to stop."""
+        return self._asked.is_set()
 
     def stop(self) -> None:
         """Ask it to stop; it does at the next report of its progress, or while it waits for its turn."""
@@ -88,6 +120,35 @@ class Job:
         self.done = min(max(done, 0.0), 1.0)
 
 
+@dataclass(frozen=True)
+class Report:
+    """What a job's work is given: called with the share that is done, it may wait for other jobs.
+
+    Attributes:
+        give_way: lets other jobs run that should come first.
+    """
+
+    job: Job
+    give_way: Callable[[Job], None]
+
+    def __call__(self, done: float) -> None:
+        """Say how much is done; others may have their turn meanwhile, so no lock may be held.
+
+        Raises:
+            Stopped: if somebody has asked for it.
+        """
+        self.job.report(done)
+        self.give_way(self.job)
+
+    def check(self) -> None:
+        """Look whether somebody has asked for a stop, and do not wait.
+
+        Raises:
+            Stopped: if so.
+        """
+        self.job.report(self.job.done)
+
+
 class Jobs:
     """All explanations of this server that take many passes."""
 
@@ -98,17 +159,18 @@ class Jobs:
         self._running: Job | None = None
         self._waiting: list[Job] = []
 
-    def request(self, key: Hashable, work: Callable[[Progress], Any]) -> Job:
+    def request(self, key: Hashable, work: Callable[[Progress], Any], *, seconds: float = math.inf) -> Job:
         """The job of this key, started now if nobody has asked before.
 
         Args:
+            seconds: that it is expected to take, if that is known: short ones have their turn first.
             work: (progress) → answer; runs on a thread of its own. While ``progress`` runs, other work may have the
                 model, so ``work`` must hold no lock then.
         """
         with self._lock:
             job = self._jobs.get(key)
             if job is None:
-                job = self._jobs[key] = Job(key)
+                job = self._jobs[key] = Job(key, seconds=seconds)
                 threading.Thread(target=self._run, args=(job, work), name="evidence", daemon=True).start()
                 self._drop_old()
             job.watch()
@@ -132,15 +194,9 @@ class Jobs:
             del self._jobs[key]
 
     def _run(self, job: Job, work: Callable[[Progress], Any]) -> None:
-        def report(done: float) -> None:
-            job.report(done)
-            if not job.watched and any(other.watched for other in self._waiting):
-                self._end_turn()
-                self._take_turn(job)
-
         try:
             self._take_turn(job)
-            job.answer = work(report)
+            job.answer = work(Report(job, self._give_way))
             job.done, job.state = 1.0, "ready"
         except Stopped:
             job.state = "stopped"
@@ -152,8 +208,15 @@ class Jobs:
                 self._end_turn()
             job._ended.set()
 
+    def _give_way(self, job: Job) -> None:
+        """Let others have their turn, where they should have it first."""
+        waiting = [other for other in tuple(self._waiting) if other.watched]
+        if any(not job.watched or other.seconds < MUCH_SHORTER * job.left for other in waiting):
+            self._end_turn()
+            self._take_turn(job)
+
     def _take_turn(self, job: Job) -> None:
-        """Wait until no other job runs and none is before this one: watched ones first, then the older.
+        """Wait until no other job runs and none is before this one: watched ones, then short ones, then the older.
 
         Raises:
             Stopped: if somebody asks for it meanwhile.
@@ -167,6 +230,7 @@ class Jobs:
                     self._turn.wait(_LOOK_SECONDS)
                 job.report(job.done)
                 self._running, job.state = job, "running"
+                job.began = time.monotonic() if job.began is None else job.began
             finally:
                 self._waiting.remove(job)
                 self._turn.notify_all()
@@ -177,5 +241,5 @@ class Jobs:
             self._turn.notify_all()
 
 
-def _order(job: Job) -> tuple[bool, float]:
-    return not job.watched, job.started
+def _order(job: Job) -> tuple[bool, float, float]:
+    return not job.watched, job.left, job.started

@@ -9,6 +9,7 @@ without JSON or base64, which made the view interactive seven times sooner.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from analysis.figure_data import (
     TokenScores,
     weight_levels,
 )
+from analysis.streamed import StreamedMatrix
 from analysis.visible import (
     above_scale,
     matrix_limits,
@@ -339,6 +341,9 @@ LABELLED_TOKENS = 8192
 PICTURE_PIXELS = 1_000_000
 """Most pixels of a picture in a blob; the display copy of a larger one is scaled down."""
 
+SHARP_QUALITY = 88
+"""JPEG quality of the copy of a larger picture that keeps its pixels, for zooming into it."""
+
 PICTURE_SIDE = 8192
 """Most pixels along a side of a display copy: browsers have a limit on the size of a canvas."""
 
@@ -363,7 +368,7 @@ def matrix_view_payload(
     _check_matrix(view)
     queries, keys = view.weights.shape
     factor = 1 if max(queries, keys) <= WHOLE_TOKENS else -(-max(queries, keys) // POOLED_CELLS)
-    weights = np.asarray(_pooled(view.weights, factor), dtype=np.float32)
+    weights = np.asarray(_pooled_part(view, slice(0, queries), slice(0, keys), factor), dtype=np.float32)
     in_range = bool(np.all((weights >= 0) & (weights <= 1 + ROUNDING)))  # False for NaN
     same = view.columns == view.rows and queries == keys
     header = {
@@ -415,7 +420,14 @@ def _zoomed_part(view: MatrixView, factor: int) -> _Part | None:
         slice(start[0] * finer, -(-rows.stop // finer) * finer),
         slice(start[1] * finer, -(-columns.stop // finer) * finer),
     )
-    return _Part(np.asarray(_pooled(view.weights[window], finer), dtype=np.float32), finer, start)
+    return _Part(np.asarray(_pooled_part(view, *window, finer), dtype=np.float32), finer, start)
+
+
+def _pooled_part(view: MatrixView, rows: slice, columns: slice, factor: int) -> Floats:
+    """A part of a matrix with the largest value of each block, from the array or the map that it is read from."""
+    if isinstance(view.weights, StreamedMatrix):
+        return view.weights.pooled(rows, columns, factor)
+    return _pooled(view.weights[rows, columns], factor)
 
 
 def token_strip_payload(view: TokenScores, *, scale: ColourScale | None = None) -> bytes:
@@ -495,8 +507,10 @@ def patch_map_payload(
             "shared_scale": view.shared_scale,
         },
     }
-    maps = np.asarray(view.maps, dtype=np.float32)
-    return pack(header, {"maps": maps, "picture": picture, "lut": colour_table(view.colour_map)})
+    arrays: dict[str, NDArray[Any]] = {"maps": np.asarray(view.maps, dtype=np.float32), "picture": picture}
+    if picture.shape != view.picture.shape:
+        arrays["sharp"] = sharp_copy(view.picture)
+    return pack(header, {**arrays, "lut": colour_table(view.colour_map)})
 
 
 def _labels(tokens: Sequence[TokenLabel]) -> list[dict[str, object]]:
@@ -533,6 +547,15 @@ def display_copy(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         sums = np.add.reduceat(means, starts, axis=axis)
         means = sums / counts.reshape([-1 if dimension == axis else 1 for dimension in range(3)])
     return np.rint(means).astype(np.uint8)
+
+
+def sharp_copy(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(n,) bytes of a JPEG file of the picture at its own resolution, a tenth or so of its pixels' bytes."""
+    from PIL import Image  # here, because the first page does without Pillow
+
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "JPEG", quality=SHARP_QUALITY)
+    return np.frombuffer(file.getvalue(), dtype=np.uint8)
 
 
 def _display_size(height: int, width: int) -> tuple[int, int]:

@@ -71,6 +71,16 @@ class ExampleText:
         """(N, N) the default rollout; ``answers`` says when it is the one that is asked for."""
         return self.rollout_weights
 
+    def rollout_row(
+        self, part: Part, query: int, *, fusion: Fusion, discard_ratio: float, last_layer: int
+    ) -> Floats:
+        """(N,) a row of it."""
+        return self.rollout_weights[query]
+
+    def rollout_fits(self, part: Part) -> bool:
+        """The sentence is short."""
+        return True
+
     def numbers(self, part: Part, layer: int) -> HeadNumbers:
         """Figures of each head of a layer."""
         return HeadNumbers(self.entropy[layer], self.max_weight[layer], self.mean_distance[layer])

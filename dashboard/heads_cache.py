@@ -17,11 +17,13 @@ import numpy as np
 import streamlit as st
 from numpy.typing import NDArray
 
+from analysis.estimate import survey_estimate
 from analysis.samples import sample_corpus
-from dashboard import cached
+from dashboard import cached, long_runs
 from dashboard.cached import SharedModel, Traced
 from dashboard.evidence_cache import in_turns, jobs
 from dashboard.evidence_jobs import Job, Progress
+from dashboard.selection import PictureSide
 
 if TYPE_CHECKING:
     from analysis.heads.clusters import HeadDistances
@@ -88,18 +90,29 @@ class Running:
     result: Any
 
 
-@st.cache_resource(max_entries=8, show_spinner=False)
 def of_input(key: str, _traced: Traced) -> Survey:
     """Statistics over the one input of a page; which of its tokens is rare is told by the sample corpus.
 
     Raises:
         UnsupportedModelError: as ``survey_inputs``.
+        Pending: while it runs behind the page.
     """
-    from analysis.heads.survey import survey_inputs
+    model, inputs = _traced.model, _traced.inputs
 
-    counts = None if _traced.inputs.grid else _sample_counts(*_traced.shared.request, _shared=_traced.shared)
-    with _traced.shared.forward() as model:
-        return survey_inputs(model, [_traced.inputs], frequencies=counts)
+    def work() -> Survey:
+        from analysis.heads.survey import survey_inputs
+        from analysis.reading import windows_of
+
+        counts = None if inputs.grid else _sample_counts(*_traced.shared.request, _shared=_traced.shared)
+        return survey_inputs(model, windows_of(inputs), frequencies=counts)
+
+    run = long_runs.Run(
+        key=("survey", key),
+        what=f"The statistics of every head over {inputs.kept_tokens:,} positions",
+        kind="survey",
+        estimate=cached.input_estimate(_traced.shared, inputs, survey_estimate),
+    )
+    return long_runs.answer(run, work, lock=_traced.shared.lock)
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
@@ -286,7 +299,7 @@ def text_inputs(texts: Sequence[str]) -> MakeInputs:
     return make
 
 
-def picture_inputs(files: Sequence[tuple[str, bytes]], side: int | None) -> MakeInputs:
+def picture_inputs(files: Sequence[tuple[str, bytes]], side: PictureSide) -> MakeInputs:
     """Inputs of pictures (name, file), each at its own shape."""
 
     def make(model: LoadedModel) -> Iterator[Inputs | ValueError]:

@@ -15,6 +15,7 @@ from dashboard.selection import Fusion, Part
 from dashboard.sources import THUMBNAIL_CELLS, HeadNumbers, LayerGrid, PartInfo, PatchRows
 
 if TYPE_CHECKING:
+    from analysis.streamed import StreamedMatrix
     from attn_core.maps import AttentionMap
 
 
@@ -44,8 +45,8 @@ class LiveText:
         spans = (rows.indices(len(info.rows))[:2], columns.indices(len(info.columns))[:2])
         return cached.block(self.key, part, layer, *spans, _map=self.maps[part][layer])
 
-    def matrix(self, part: Part, layer: int, head: int | None) -> Floats:
-        """(Q, K) weights of a head, or the mean over heads."""
+    def matrix(self, part: Part, layer: int, head: int | None) -> Floats | StreamedMatrix:
+        """(Q, K) weights of a head, or the mean over heads; above the memory budget an overview and exact parts."""
         return cached.matrix(self.key, part, layer, head, _map=self.maps[part][layer])
 
     def thumbnails(self, part: Part) -> Floats:
@@ -56,9 +57,20 @@ class LiveText:
         """(N, N) attention rollout."""
         return cached.rolled_out(self.key, part, fusion, discard_ratio, last_layer, _maps=self.maps[part])
 
+    def rollout_row(
+        self, part: Part, query: int, *, fusion: Fusion, discard_ratio: float, last_layer: int
+    ) -> Floats:
+        """(N,) one row of the rollout."""
+        maps = self.maps[part]
+        return cached.rollout_row(self.key, part, query, fusion, discard_ratio, last_layer, _maps=maps)
+
+    def rollout_fits(self, part: Part) -> bool:
+        """Whether the whole rollout may be written out."""
+        return cached.rollout_fits(self.maps[part])
+
     def numbers(self, part: Part, layer: int) -> HeadNumbers:
         """Figures of each head of a layer."""
-        return cached.head_numbers(self.key, part, layer, _map=self.maps[part][layer])
+        return cached.head_numbers(self.key, part, layer, _maps=self.maps[part])
 
 
 def text_source(traced: cached.Traced) -> LiveText:
@@ -156,7 +168,7 @@ class LiveImage:
         """(H, rows, columns) attention of CLS, of a patch, or the mean over all queries of a model without CLS."""
         query = self._query(layer, patch)
         if query is None:
-            row = cached.mean_row(self.key, "encoder", layer, _map=self.maps[layer])
+            row = cached.mean_row(self.key, "encoder", layer, _maps=self.maps)
         else:
             row = cached.map_row(self.key, "encoder", layer, query, _map=self.maps[layer])
         return self._on_patches(layer, row)
@@ -169,9 +181,11 @@ class LiveImage:
         self, patch: tuple[int, int] | None, *, fusion: Fusion, discard_ratio: float, last_layer: int
     ) -> PatchRows:
         """(rows, columns) rollout of CLS, of a patch, or its mean row; of layers that share one grid alone."""
-        whole = cached.rolled_out(self.key, "encoder", fusion, discard_ratio, last_layer, _maps=self.maps)
         query = self._query(last_layer, patch)
-        return self._on_patches(last_layer, whole.mean(axis=0) if query is None else whole[query])
+        row = cached.rollout_row(
+            self.key, "encoder", query, fusion, discard_ratio, last_layer, _maps=self.maps
+        )
+        return self._on_patches(last_layer, row)
 
     def _query(self, layer: int, patch: tuple[int, int] | None) -> int | None:
         if patch is not None:

@@ -30,18 +30,30 @@ from dashboard.adversarial_choices import (
 from dashboard.evidence_choices import EVIDENCE_PARAMETERS, EvidenceChoices, evidence_params, read_evidence
 from dashboard.heads_choices import HEADS_PARAMETERS, HeadsChoices, heads_params, read_heads
 from dashboard.lab_choices import LabChoices, Section, lab_params, read_lab
+from dashboard.scale_choices import ScaleChoices, read_scale, scale_params
 
-Page = Literal["text", "image", "lab", "models"]
+Page = Literal["text", "image", "lab", "scale", "models"]
 TextView = Literal["head", "model", "matrix", "rollout", "evidence", "heads", "adversarial"]
 ImageView = Literal["attention", "model", "rollout", "evidence", "heads", "adversarial"]
 Part = Literal["encoder", "decoder", "cross"]
 Aggregation = Literal["head", "mean", "all"]
 Fusion = Literal["mean", "max", "min"]
 Side = Literal["left", "right"]
+PictureSide = int | Literal["own"] | None
+"""As ``analysis.inputs.PictureSide``, which needs torch."""
 
 LINK_VERSION = "1"
 LINK_TEXT_CHARACTERS = 200
 """A typed text goes into the address bar up to this length; a longer one, or an uploaded file, stays out of links."""
+
+MEMORY_MIB = 256
+"""What one answer may take unless somebody says otherwise, as ``attn_core.budget`` has it."""
+
+MEMORY_CHOICES = (16, 64, 256, 1024, 4096, 16384)
+"""What a link, or the sidebar, may ask for, in MiB."""
+
+LONGEST_SIDE = 2048
+"""Longest short side of a picture, in pixels, that a link may ask for."""
 
 MODEL_CHARACTERS = 120
 DEFAULT_MODELS: Mapping[str, str] = {
@@ -93,6 +105,24 @@ class TextInput:
 
 
 @dataclass(frozen=True)
+class TextReading:
+    """How a text that is longer than a model takes is read (``analysis.reading``).
+
+    Attributes:
+        how: ``whole`` at once where the model takes it, else in windows; ``windows`` in any case; ``first`` what fits
+            and no more; ``alone`` one window of the document as a text of its own.
+        window: most tokens at once, special ones included; None is the model's limit.
+        stride: tokens between the beginnings of two windows; None is half of what a window holds.
+        alone: the window that is shown alone, from 0.
+    """
+
+    how: Literal["whole", "windows", "first", "alone"] = "whole"
+    window: int | None = None
+    stride: int | None = None
+    alone: int = 0
+
+
+@dataclass(frozen=True)
 class PictureInput:
     """A sample photograph or an uploaded picture (its bytes are kept beside the record, by digest)."""
 
@@ -100,8 +130,8 @@ class PictureInput:
     name: str = ""
     """Sample id, or the uploaded file's name."""
     digest: str = ""
-    side: int | None = 224
-    """Short side in pixels that the model sees, for models that take any size."""
+    side: PictureSide = 224
+    """Short side in pixels that the model sees, or the picture's own size, for models that take any size."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +140,7 @@ class TextChoices:
 
     model: ModelChoice
     input: TextInput
+    reading: TextReading = field(default_factory=TextReading)
     view: TextView = "head"
     open_in: Literal["head", "matrix"] = "head"
     """The view that a thumbnail opens in: the one of the two that was shown last."""
@@ -188,6 +219,9 @@ class Selection:
     text: TextChoices
     image: ImageChoices
     lab: LabChoices = field(default_factory=LabChoices)
+    scale: ScaleChoices = field(default_factory=ScaleChoices)
+    memory_mib: int = MEMORY_MIB
+    """What one answer may take, in MiB; a map that is larger is read in tiles."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What a link asked for and did not get, in plain sentences."""
 
@@ -230,6 +264,10 @@ def choose(page: Literal["text", "image"], **changes: Any) -> None:
     before = {"model": choices.model, "input": choices.input, "part": getattr(choices, "part", None)}
     if "model" in changes:
         before["model"] = replace(choices.model, asked=changes["model"].asked)
+    if isinstance(choices, TextChoices):
+        before["reading"] = choices.reading
+        if any(name in changes and changes[name] != before[name] for name in ("model", "input")):
+            changes = {"reading": TextReading(), **changes}  # another text has other windows
     if any(name in changes and changes[name] != value for name, value in before.items()):
         changes = {**_PLACES[page], "evidence": _carried_over(choices, changes), **changes}
     st.session_state[_RECORD_KEY] = replace(selection, **{page: replace(choices, **changes)})
@@ -260,6 +298,11 @@ def choose_adversarial(page: Literal["text", "image"], **changes: Any) -> None:
     choose(page, adversarial=replace(before, **changes))
 
 
+def choose_memory(memory_mib: int) -> None:
+    """Change what one answer may take."""
+    st.session_state[_RECORD_KEY] = replace(current(), memory_mib=memory_mib)
+
+
 def choose_lab(**changes: Any) -> None:
     """Change the section of the Lab, or the sentence that sections share."""
     selection = current()
@@ -269,6 +312,12 @@ def choose_lab(**changes: Any) -> None:
 def choose_in_section(section: Section, **changes: Any) -> None:
     """Change choices of one section of the Lab."""
     choose_lab(**{section: replace(getattr(current().lab, section), **changes)})
+
+
+def choose_scale(**changes: Any) -> None:
+    """Change choices of the Scale page."""
+    selection = current()
+    st.session_state[_RECORD_KEY] = replace(selection, scale=replace(selection.scale, **changes))
 
 
 def follow(params: Mapping[str, str], page: Page) -> None:
@@ -345,6 +394,8 @@ def to_query(selection: Selection, page: Page) -> dict[str, str]:
         return {}
     if page == "lab":
         return {"v": LINK_VERSION} | lab_params(selection.lab)
+    if page == "scale":
+        return {"v": LINK_VERSION} | scale_params(selection.scale)
     choices = selection.text if page == "text" else selection.image
     params = {"v": LINK_VERSION, "model": choices.model.name}
     if choices.model.revision:
@@ -359,6 +410,8 @@ def to_query(selection: Selection, page: Page) -> dict[str, str]:
         params |= heads_params(choices.patterns)
     if choices.view == "adversarial":
         params |= adversarial_params(choices.adversarial)
+    if selection.memory_mib != MEMORY_MIB:
+        params["memory"] = str(selection.memory_mib)
     heads = "all" if choices.heads is None else ",".join(map(str, choices.heads)) or "none"
     return params | {"head": heads if choices.aggregation == "head" else choices.aggregation}
 
@@ -382,10 +435,16 @@ def from_query(params: Mapping[str, str], selection: Selection, page: Page) -> S
     if page == "lab":
         lab, left_out = read_lab(selection.lab, params)
         return replace(selection, notes=selection.notes + _left_out(left_out), lab=lab)
+    if page == "scale":
+        scale, left_out = read_scale(params)
+        return replace(selection, notes=selection.notes + _left_out(left_out), scale=scale)
     readers = _TEXT_READERS if page == "text" else _IMAGE_READERS
     choices: Any = getattr(selection, page)
     for name, value in params.items():
         if name == "v":
+            continue
+        if name == "memory" and _number(value) in MEMORY_CHOICES:
+            selection = replace(selection, memory_mib=int(value))
             continue
         reader = readers.get(name)
         changed = reader(choices, value, params) if reader else None
@@ -505,8 +564,8 @@ def _read_picture_sample(choices: ImageChoices, value: str, _: Mapping[str, str]
 
 
 def _read_side(choices: ImageChoices, value: str, _: Mapping[str, str]) -> ImageChoices | None:
-    side = _number(value)
-    if side is None or not 14 <= side <= 1024:
+    side: PictureSide = "own" if value == "own" else _number(value)
+    if side is None or (side != "own" and not 14 <= side <= LONGEST_SIDE):
         return None
     return replace(choices, input=replace(choices.input, side=side))
 

@@ -6,6 +6,7 @@ Widgets hold nothing: each is set from the selection before it is made and write
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,12 +16,15 @@ from typing import Literal
 
 import streamlit as st
 
+from analysis.estimate import available_memory, bytes_in_words
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES, sample_picture_bytes
 from analysis.trained import OFFERED
 from dashboard import cached, lab_sidebar, selection
 from dashboard.frame import heading, literal, note
 from dashboard.model_root import PREFIX, folder_choices
+from dashboard.reading_choice import reading_choice
 from dashboard.selection import (
+    MEMORY_CHOICES,
     ImageChoices,
     ModelChoice,
     PictureInput,
@@ -29,6 +33,7 @@ from dashboard.selection import (
     bound,
     bound_choice,
     choose,
+    choose_memory,
     current,
     model_name_problem,
     revision_problem,
@@ -40,7 +45,7 @@ Modality = Literal["text", "image"]
 PICTURE_TYPES = ("png", "jpg", "jpeg", "webp", "gif", "tif", "tiff")
 PICTURE_MEGABYTES = 25
 SIDES = (224, 336, 448)
-TYPED_CHARACTERS = 20_000
+TYPED_CHARACTERS = 200_000
 """Longest text in the text box; a longer one comes as a file."""
 
 _OTHER = "other"
@@ -56,11 +61,19 @@ def show(page: str) -> None:
         if page == "text":
             _model_picker("text", current().text.model)
             _text_input(current().text)
+            _memory()
         elif page == "image":
             _model_picker("image", current().image.model)
             _picture_input(current().image)
+            _memory()
         elif page == "lab":
             lab_sidebar.show()
+        elif page == "scale":
+            heading("Scale")
+            note(
+                "What one layer of attention takes as the sequence grows, each way of computing it side by side."
+            )
+            note("Measured on this machine while you watch, on random vectors.")
         else:
             heading("Models")
             note("What is bundled, what is loaded, and whether looking inside changes a model's answers.")
@@ -159,8 +172,8 @@ def _text_input(choices: TextChoices) -> None:
         _text_box(words.second, "text_b", chosen.pair or "", height=110)
     with st.expander("Text from a file"):
         st.file_uploader(
-            f"A .txt file, up to {MEGABYTES} MB",
-            type=["txt"],
+            f"A .txt or .md file, up to {MEGABYTES} MB",
+            type=["txt", "md"],
             key="text_file",
             max_upload_size=MEGABYTES,
             on_change=_text_uploaded,
@@ -168,6 +181,7 @@ def _text_input(choices: TextChoices) -> None:
     problem = st.session_state.get("text_file_problem")
     if problem:
         st.error(literal(problem))
+    reading_choice(choices)
 
 
 @dataclass(frozen=True)
@@ -332,21 +346,59 @@ def _picture_words(chosen: PictureInput) -> None:
 def _resolution(choices: ImageChoices) -> None:
     shared = cached.model_if_ready(choices.model.name, choices.model.revision)
     if not (choices.model.bundled if shared is None else shared.model.flexible_image_size):
+        _one_size_note(shared)
         return
     heading(
         "Resolution", "Short side in pixels that the model sees; more pixels are more and smaller patches."
     )
-    sides = sorted({*SIDES, choices.input.side or SIDES[0]})
+    chosen = choices.input.side or SIDES[0]
+    sides = sorted({*SIDES, *([chosen] if isinstance(chosen, int) else [])})
     st.segmented_control(
         "Resolution",
-        sides,
-        **bound("image_side", choices.input.side or SIDES[0], default="default"),
-        format_func=lambda side: f"{side} px",
+        [*sides, "own"],
+        **bound("image_side", chosen, default="default"),
+        format_func=lambda side: "Own size" if side == "own" else f"{side} px",
         on_change=_side_picked,
         required=True,
         label_visibility="collapsed",
         width="stretch",
     )
+    if shared is not None:
+        _own_size_note(choices.input, shared)
+
+
+def _one_size_note(shared: cached.SharedModel | None) -> None:
+    """Why there is nothing to choose."""
+    size = None if shared is None or shared.model.modality != "image" else shared.model.image_size
+    if size is not None:
+        heading("Resolution")
+        note(
+            f"{size[1]} × {size[0]} px: the library interpolates no position embeddings of this model, so it takes "
+            "this size alone."
+        )
+
+
+def _own_size_note(chosen: PictureInput, shared: cached.SharedModel) -> None:
+    """What the picture's own size comes to, and what it costs."""
+    from analysis.images import PictureError
+    from analysis.inputs import LONGEST_OWN_SIDE, grid_at
+    from attn_core.errors import UnsupportedModelError
+
+    digest, name, data = picture_bytes(chosen)
+    try:
+        picture = cached.picture(digest, name, _data=data)
+        grid = grid_at(shared.model, picture, "own")
+    except (PictureError, UnsupportedModelError, ValueError):  # told where the picture is shown
+        return
+    height, width = picture.pixels.shape[:2]
+    what = (
+        "Own size"
+        if max(height, width) <= LONGEST_OWN_SIDE
+        else f"Own size of {width:,} × {height:,}, reduced"
+    )
+    patches = grid.rows * grid.columns
+    cost = cached.forward_words(shared, grid.prefix_tokens + patches)
+    note(f"{what}: {grid.width:,} × {grid.height:,} px, {patches:,} patches, {cost}")
 
 
 def _side_picked() -> None:
@@ -391,3 +443,31 @@ def _thumbnail_styles(chosen: PictureInput) -> None:
             f".st-key-image_sample_{chosen.name} button{{outline:2px solid var(--st-primary-color)}}"
         )
     st.html(f"<style>{''.join(rules)}</style>")
+
+
+# Memory ------------------------------------------------------------------------------------------------------------
+
+
+def _memory() -> None:
+    """What one answer may take, and what that means."""
+    chosen = current().memory_mib
+    heading(
+        "Memory for one answer",
+        "A map of weights has one number for each pair of positions. One that is larger than this is never written "
+        "out: it is read in tiles, to the same numbers.",
+    )
+    free = available_memory()
+    sizes = sorted({*(size for size in MEMORY_CHOICES if size * 2**20 <= free.size / 2), chosen})
+    st.selectbox(
+        "Memory for one answer",
+        sizes,
+        **bound_choice("memory", chosen, sizes),
+        format_func=lambda size: f"{size:,} MiB" if size < 1024 else f"{size // 1024} GiB",
+        on_change=lambda: choose_memory(st.session_state["memory"]),
+        label_visibility="collapsed",
+    )
+    positions = math.isqrt(chosen * 2**20 // 4)
+    note(
+        f"Whole up to {positions:,} positions a map, in tiles above. {bytes_in_words(free.size)} are free"
+        + (f": {free.note}." if free.note else ".")
+    )

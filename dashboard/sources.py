@@ -17,6 +17,7 @@ from analysis.figure_data import Floats, TokenLabel
 from dashboard.selection import Fusion, Part
 
 if TYPE_CHECKING:
+    from analysis.streamed import StreamedMatrix
     from dashboard.cached import Traced
 
 LINE_TOKENS = 512
@@ -30,6 +31,19 @@ WORD_TOKENS = 512
 
 THUMBNAIL_CELLS = 64
 """Most cells a side of a thumbnail; larger maps are max-pooled."""
+
+
+def streamed_note(positions: int, dense_bytes: int, budget: int) -> str:
+    """What a view says that reads a map in tiles because the whole would not fit."""
+    return (
+        f"streamed: {positions:,} positions, a full map would take {_binary(dense_bytes)}, the budget is "
+        f"{_binary(budget)}"
+    )
+
+
+def _binary(size: int) -> str:
+    """ "256 MiB" or "10.2 GiB"."""
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
 @dataclass(frozen=True)
@@ -86,14 +100,22 @@ class TextSource(Protocol):
     def block(self, part: Part, layer: int, rows: slice, columns: slice) -> Floats:
         """(H, r, c) weights of all heads of a layer."""
 
-    def matrix(self, part: Part, layer: int, head: int | None) -> Floats:
-        """(Q, K) weights of a head, or the mean over the layer's heads."""
+    def matrix(self, part: Part, layer: int, head: int | None) -> Floats | StreamedMatrix:
+        """(Q, K) weights of a head, or the mean over the layer's heads; streamed above the memory budget."""
 
     def thumbnails(self, part: Part) -> Floats:
         """(L, H, b, b) every head's map, max-pooled above ``THUMBNAIL_CELLS``."""
 
     def rollout(self, part: Part, *, fusion: Fusion, discard_ratio: float, last_layer: int) -> Floats:
-        """(N, N) attention rollout through the layers 0 to ``last_layer``."""
+        """(N, N) attention rollout through the layers 0 to ``last_layer``, where it fits the memory budget."""
+
+    def rollout_row(
+        self, part: Part, query: int, *, fusion: Fusion, discard_ratio: float, last_layer: int
+    ) -> Floats:
+        """(N,) one row of the rollout, whatever the length."""
+
+    def rollout_fits(self, part: Part) -> bool:
+        """Whether the whole rollout fits the memory budget."""
 
     def numbers(self, part: Part, layer: int) -> HeadNumbers:
         """Figures of each head of a layer."""

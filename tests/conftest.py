@@ -8,11 +8,14 @@ from pathlib import Path
 # Before torch, transformers or streamlit is imported anywhere.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton's kernels run on CPU tensors; read when triton is imported
+os.environ.setdefault(
+    "TRITON_INTERPRET", "1"
+)  # Triton's kernels run on CPU tensors; read when triton is imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -50,6 +53,17 @@ def optional_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference data at {folder}; name its folder in ATTNSCOPE_SHARED")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs behind a page follows from estimates: they must not depend on what else this machine does."""
+    cached = sys.modules.get("dashboard.cached")  # of tests that run pages in this process
+    if cached is not None:
+        from analysis.estimate import MachineRate
+
+        rate = MachineRate(product=1e11, fused=5e10, pooled=2e8, statistics=1e8, rows=4e8, written=1e8)
+        monkeypatch.setattr(cached, "machine_rate", lambda device: rate)
 
 
 @dataclass

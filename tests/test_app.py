@@ -22,14 +22,14 @@ import tests.input_helpers as tiny
 from analysis.catalogue import BUNDLED, is_installed
 from analysis.export import export_figure
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
-from dashboard import cached, figures
+from dashboard import cached, figures, long_runs
 from dashboard.first_paint import read_example
 from dashboard.live import text_source
 from dashboard.model_root import VARIABLE
 from dashboard.provenance import VERSION
 from dashboard.selection import ModelChoice
 from dashboard.sources import LayerGrid
-from dashboard.views import text_head
+from dashboard.views import text_evidence_document, text_head
 from dashboard.warmup import LoadJob
 from tests.sample_figures import provenance
 from tests.tiny_models import BY_NAME
@@ -250,7 +250,9 @@ def test_a_pair_has_two_segments_and_is_kept_when_switching_back():
     assert at.text_area(key="text_b").value == "A second sentence."
 
 
-def test_a_long_text_is_cut_and_told():
+def test_a_long_text_is_read_in_windows_or_cut_or_one_window_is_opened(monkeypatch):
+    monkeypatch.setattr(long_runs, "INLINE_SECONDS", 1e6)  # a busy machine would put the run behind the page
+    monkeypatch.setattr(text_evidence_document, "OFFER_SECONDS", 1e6)  # and ask before
     at = opened()
     words = "attention " * 900
     at.file_uploader(key="text_file").upload("long.txt", words.encode("utf-16"), "text/plain").run()
@@ -259,9 +261,36 @@ def test_a_long_text_is_cut_and_told():
     assert len(header["left"]) == 512
     assert arrays["weights"].shape[0] == 1  # the chosen layer alone
     text = shown(at)
-    assert "first 512 of 902 tokens" in text
-    assert "truncated" in text
+    assert "902 tokens in 3 windows of 512" in text
+    assert "The text has 902 tokens; the model takes 512 at once." in text
+    assert "Read 902 tokens in 3 windows of 512, stride 255" in text
     assert "UTF-16" in text
+    at.button(key="text_part_after").click().run()
+    assert len(component(at, "head_view")[0]["left"]) == 390
+    assert "Shown: tokens 512–901. In the heads that are on, " in shown(at)
+    at.segmented_control(key="text_view").set_value("rollout").run()
+    scores = component(at, "token_strip")[1]["scores"]
+    assert scores.shape == (390,)  # the same part
+    at.segmented_control(key="text_view").set_value("evidence").run()
+    for job in list(long_runs.jobs()._jobs.values()):
+        assert job.wait(240)
+    at.run()
+    assert not at.error, shown(at)
+    words, arrays = component(at, "evidence_words")
+    assert "mean over windows" in words["title"]
+    assert arrays["scores"].shape == (4, 389)  # without [SEP]
+    assert np.isfinite(arrays["scores"]).all()
+    at.segmented_control(key="text_view").set_value("adversarial").run()
+    assert "this text is read in windows" in shown(at)
+    at.button(key="text_open_window").click().run()
+    assert "512 tokens, window 1 of the text alone" in shown(at)
+    at.selectbox(key="text_reading_how").set_value("first").run()
+    assert "first 512 of 902 tokens" in shown(at)
+    assert "truncated" in shown(at)
+    at.selectbox(key="text_reading_how").set_value("alone").run()
+    at.selectbox(key="text_reading_alone").set_value(2).run()
+    assert "512 tokens, window 2 of the text alone" in shown(at)
+    assert not at.error
 
 
 @pytest.mark.parametrize("data", [b"", b"\x89PNG\r\n\x00\x00"])
@@ -796,9 +825,9 @@ def test_windows_that_could_not_be_placed_are_refused_in_words(model_folders, mo
     from analysis.hf import windows
 
     monkeypatch.setattr(windows, "_proved", lambda *_given, **_named: False)
-    cached.traced_picture.clear()
+    long_runs.kept.clear()
     at = folder_opened("image", "swin")
-    cached.traced_picture.clear()
+    long_runs.kept.clear()
     assert "inside windows that could not be placed" in at.error[0].value
 
 

@@ -26,7 +26,15 @@ from analysis.plates.frame import (
     row_height,
 )
 from analysis.raster import Pixels, coloured, enlarged
-from analysis.visible import above_scale, matrix_limits, matrix_window, pooled, score_limits, short_label
+from analysis.visible import (
+    above_scale,
+    matrix_above,
+    matrix_limits,
+    matrix_window,
+    pooled_window,
+    score_limits,
+    short_label,
+)
 
 
 def draw_matrix_view(view: MatrixView, words: Words, fonts: Fonts) -> Sheet:
@@ -42,7 +50,7 @@ def draw_matrix_view(view: MatrixView, words: Words, fonts: Fonts) -> Sheet:
     top = TOP + column_width(view.columns, np.array(column_labels, dtype=np.intp), size, fonts) - 0.05
     bar = max(min(tall, 3.6), 1.3)
     sheet = new_sheet(max(left + wide + 1.2, 5.4), top - TOP + max(tall, bar), words, fonts)
-    values = pooled(view.weights[rows, columns])
+    values = pooled_window(view)
     pixels = coloured(values, matrix_limits(view), colour_table(view.colour_map), scale=view.scale)
     sheet.image(left, top, wide, tall, enlarged(pixels, PICTURE_SIDE))
     sheet.box(left, top, wide, tall, edge=FAINT, line=0.6)
@@ -64,7 +72,7 @@ def draw_matrix_view(view: MatrixView, words: Words, fonts: Fonts) -> Sheet:
             x, y = left + cell * (column + 0.5) - edge / 2, top + cell * (row + 0.5) - edge / 2
             sheet.mark(x, y, edge, edge)
     limits = matrix_limits(view)
-    over = bool(above_scale(view.weights, limits).any())
+    over = matrix_above(view) > 0
     place = left + wide + 0.2
     draw_scale_bar(sheet, place, top, bar, limits, view.colour_map, view.unit, scale=view.scale, over=over)
     return sheet

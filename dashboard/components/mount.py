@@ -22,8 +22,8 @@ COMPONENTS = Path(__file__).parent
 KITS: Mapping[str, tuple[str, ...]] = {
     "model_view": ("thumbnail_kit",),
     "head_grid": ("thumbnail_kit",),
-    "patch_map": ("picture_kit",),
-    "evidence_maps": ("picture_kit", "evidence_kit"),
+    "patch_map": ("picture_kit", "zoom_kit"),
+    "evidence_maps": ("picture_kit", "zoom_kit", "evidence_kit"),
     "evidence_words": ("evidence_kit",),
     "formula": ("heat_kit",),
     "diagram": ("heat_kit",),

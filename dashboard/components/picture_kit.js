@@ -1,5 +1,8 @@
 // What the views that draw maps over a picture share: the picture as a canvas, a surface for each map with boxes for the
-// marked patch and the pointer's, and values between patches. A patch is [row, column], a grid [rows, columns].
+// marked patch and the pointer's, and values between patches. A patch is [row, column], a grid [rows, columns]. Where a
+// view can be zoomed (zoom_kit.js), what is seen is {scale, left, top}.
+
+const WHOLE = { scale: 1, left: 0, top: 0 };
 
 /** Pixels of a picture that came as red, green and blue. */
 function pictureImage(pixels, [height, width]) {
@@ -24,9 +27,10 @@ function canvasOf(image) {
 
 /**
  * A surface for one map: the picture below, the map above, boxes on top. Its parts have classes of the view's `name`.
- * `gridOf` gives the grid; `acts` are hover(patch or null, event), choose(patch), key(event) and leave().
+ * `gridOf` gives the grid; `acts` are hover(patch or null, event), choose(patch), key(event) and leave(); `seen` is
+ * what is seen of the picture.
  */
-function makeSurface(parent, name, gridOf, acts) {
+function makeSurface(parent, name, gridOf, acts, seen = WHOLE) {
   const surface = make("div", `picture-surface ${name}-surface`, { parent, role: "application" });
   const base = make("canvas", "", { parent: surface, "aria-hidden": "true" });
   const overlay = make("canvas", `picture-overlay ${name}-overlay`, { parent: surface, "aria-hidden": "true" });
@@ -35,8 +39,8 @@ function makeSurface(parent, name, gridOf, acts) {
   const patchAt = (event) => {
     const [rows, columns] = gridOf();
     const box = surface.getBoundingClientRect();
-    const row = Math.floor(((event.clientY - box.top) / box.height) * rows);
-    const column = Math.floor(((event.clientX - box.left) / box.width) * columns);
+    const row = Math.floor((seen.top + (event.clientY - box.top) / box.height / seen.scale) * rows);
+    const column = Math.floor((seen.left + (event.clientX - box.left) / box.width / seen.scale) * columns);
     return [clamp(row, 0, rows - 1), clamp(column, 0, columns - 1)];
   };
   surface.addEventListener("pointermove", (event) => acts.hover(patchAt(event), event));
@@ -56,36 +60,47 @@ function makeDrawingChoice(parent, choose) {
   return makeChoice(parent, "Drawing", options, choose);
 }
 
-/** Gives a surface its size and draws the picture; one of few pixels shows them. */
-function drawPicture({ surface, base }, picture, { width, height }) {
+/** Gives a surface its size and draws what is seen of the picture; one of few pixels shows them. */
+function drawPicture({ surface, base }, picture, { width, height }, { scale, left, top } = WHOLE) {
   surface.style.width = `${width}px`;
   surface.style.height = `${height}px`;
   const context = sizeCanvas(base, width, height);
-  context.imageSmoothingEnabled = width / picture.width < 6;
+  context.imageSmoothingEnabled = (scale * width) / picture.width < 6;
   context.imageSmoothingQuality = "high";
-  context.drawImage(picture, 0, 0, width, height);
+  const seen = [left * picture.width, top * picture.height, picture.width / scale, picture.height / scale];
+  context.drawImage(picture, ...seen, 0, 0, width, height);
 }
 
-/** {values, width, height} of an overlay: one a patch, or interpolated and at most `most` along a side. */
-function overlayValues(map, [rows, columns], smooth, size, most) {
+/** Puts a map of squares where it belongs, and an interpolated one, which was made for what is seen, over the surface. */
+function placeOverlay(overlay, smooth, { scale, left, top } = WHOLE) {
+  const whole = smooth || scale === 1;
+  overlay.style.left = whole ? "" : `${-100 * left * scale}%`;
+  overlay.style.top = whole ? "" : `${-100 * top * scale}%`;
+  overlay.style.width = overlay.style.height = whole ? "" : `${100 * scale}%`;
+}
+
+/**
+ * {values, width, height} of an overlay: one a patch, or interpolated and at most `most` along a side, of what is seen.
+ */
+function overlayValues(map, [rows, columns], smooth, size, most, seen = WHOLE) {
   if (!smooth) return { values: map, width: columns, height: rows };
   const scale = Math.min(most / Math.max(size.width, size.height), 1);
   const width = Math.max(Math.round(size.width * scale), 1);
   const height = Math.max(Math.round(size.height * scale), 1);
-  return { values: interpolated(map, rows, columns, height, width), width, height };
+  return { values: interpolated(map, rows, columns, height, width, seen), width, height };
 }
 
 /** A map at more pixels, bilinear between the centres of its patches; beyond the outer centres it stays constant. */
-function interpolated(map, rows, columns, height, width) {
-  const places = (size, count) =>
+function interpolated(map, rows, columns, height, width, seen = WHOLE) {
+  const places = (size, count, first) =>
     Array.from({ length: size }, (_, index) => {
-      const centre = clamp(((index + 0.5) / size) * count - 0.5, 0, count - 1);
+      const centre = clamp((first + (index + 0.5) / size / seen.scale) * count - 0.5, 0, count - 1);
       const start = Math.floor(centre);
       return [start, Math.min(start + 1, count - 1), centre - start];
     });
-  const across = places(width, columns);
+  const across = places(width, columns, seen.left);
   const values = new Float32Array(height * width);
-  places(height, rows).forEach(([top, bottom, down], row) => {
+  places(height, rows, seen.top).forEach(([top, bottom, down], row) => {
     for (let column = 0; column < width; column += 1) {
       const [left, right, share] = across[column];
       const above = map[top * columns + left] * (1 - share) + map[top * columns + right] * share;
@@ -97,13 +112,22 @@ function interpolated(map, rows, columns, height, width) {
 }
 
 /** Puts a box round a patch of a picture, or hides it. */
-function placeBox(box, patch, [rows, columns]) {
+function placeBox(box, patch, [rows, columns], { scale, left, top } = WHOLE) {
   box.hidden = !patch;
   if (!patch) return;
-  box.style.left = `${(100 * patch[1]) / columns}%`;
-  box.style.top = `${(100 * patch[0]) / rows}%`;
-  box.style.width = `${100 / columns}%`;
-  box.style.height = `${100 / rows}%`;
+  box.style.left = `${100 * scale * (patch[1] / columns - left)}%`;
+  box.style.top = `${100 * scale * (patch[0] / rows - top)}%`;
+  box.style.width = `${(100 * scale) / columns}%`;
+  box.style.height = `${(100 * scale) / rows}%`;
+}
+
+/** Which pixels of the picture a patch covers, in words. */
+function pixelsText([row, column], [rows, columns], [height, width]) {
+  const span = (place, count, length) => {
+    const first = Math.round((place * length) / count);
+    return [first, Math.max(Math.round(((place + 1) * length) / count) - 1, first)].map(countText).join("–");
+  };
+  return `pixels x ${span(column, columns, width)}, y ${span(row, rows, height)}`;
 }
 
 /** The patch that an arrow key leads to, from the middle where there is none yet; null for another key. */

@@ -136,13 +136,14 @@ def answers(
     targets: Sequence[Target],
     options: MethodOptions = (),
 ) -> Answers:
-    """Ask the chosen methods; those of one pass answer at once, the others as jobs.
+    """Ask the chosen methods; those of one pass answer at once where that does not take long, the others as jobs.
 
     Args:
         options: of the methods, beside their defaults.
     """
     from analysis.evidence.methods import METHODS
 
+    long = evidence_cache.takes_long(chosen)
     ready: list[Answer] = []
     jobs: list[tuple[str, Job]] = []
     refused: list[tuple[str, Exception]] = []
@@ -150,7 +151,7 @@ def answers(
         asked: Sequence[Target | None] = targets if method.uses_target else (None,)
         own = dict(options).get(method.key, ())
         for target in asked:
-            if method.cost == "passes":
+            if method.cost == "passes" or long:
                 job = evidence_cache.requested(chosen, method.key, target, own)
                 if job.state == "ready":
                     ready.append(Answer(method, target, job.answer, own))

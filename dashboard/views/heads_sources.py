@@ -16,7 +16,7 @@ from analysis.samples import PICTURE_SAMPLES, sample_corpus, sample_picture_byte
 from dashboard import cached, heads_cache
 from dashboard.frame import choice, literal, note
 from dashboard.heads_choices import HeadsChoices, Source
-from dashboard.selection import bound, choose_patterns, current
+from dashboard.selection import PictureSide, bound, choose_patterns, current
 from dashboard.text_files import read_text_file
 
 Page = Literal["text", "image"]
@@ -81,7 +81,10 @@ def source_choice(page: Page, choices: HeadsChoices) -> None:
 def material(page: Page, choices: HeadsChoices, traced: cached.Traced) -> Material | None:
     """What is chosen; None while a file is waited for, whose control is drawn here."""
     if choices.source == "input":
-        return Material(traced.key, lambda _: iter([traced.inputs]), 1, _own_title(page), one=True)
+        reading = traced.inputs.reading
+        windows = (traced.inputs,) if reading is None else reading.windows  # each is an input of its own
+        title = _own_title(page) + (f" in {len(windows)} windows" if reading is not None else "")
+        return Material(traced.key, lambda _: iter(windows), len(windows), title, one=True)
     side = current().image.input.side
     if choices.source == "sample" and page == "text":
         texts = sample_corpus()
@@ -181,7 +184,7 @@ def _column_picked(key: str, kept: str) -> None:
     st.session_state[kept] = replace(st.session_state[kept], column=st.session_state[key])
 
 
-def _pictures_of_files(side: int | None) -> Material | None:
+def _pictures_of_files(side: PictureSide) -> Material | None:
     key, kept = "image_heads_files", "image_heads_pictures"
     st.file_uploader(
         f"Pictures, up to {MOST_PICTURES} of {PICTURE_MEGABYTES} MB, {ALL_MEGABYTES} MB in all",

@@ -157,6 +157,7 @@ def _live(choices: ImageChoices) -> Shown:
     # the picture's own notes are among the inputs'
     told = (*traced.model.notes, *traced.inputs.notes, *traced.trace.notes)
     source = image_source(traced)
+    told = (*cached.streamed_notes(source.maps), *told)
     words = f"{name} (SHA-256 {picture.sha256})"
     return Shown(
         source, traced.model.title, traced.model.revision, words, (), told, cached.prediction(traced)

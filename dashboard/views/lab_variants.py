@@ -182,6 +182,7 @@ def _told(chosen: VariantChoices) -> dict[str, Any]:
 
 
 def _costs(choices: LabChoices) -> tuple[LabFigure, ...]:
+    from analysis.growth import FITTED_FROM
     from analysis.lab import variant_costs
 
     chosen = choices.variants
@@ -211,7 +212,7 @@ def _costs(choices: LabChoices) -> tuple[LabFigure, ...]:
     show_curves(sheet, key="lab_variants_costs")
     heading(
         f"At n = {plan.sizes[-1]:,}, one head of width {variant_costs.WIDTH}",
-        f"Exponents are fitted to n = {variant_costs.FITTED_FROM} and above",
+        f"Exponents are fitted to n = {FITTED_FROM} and above",
     )
     small_table(variant_costs.COST_HEADER, variant_costs.cost_rows(shown))
     notes(MEASURED_NOTES)

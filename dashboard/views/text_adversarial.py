@@ -13,6 +13,7 @@ from dashboard.selection import TextChoices, current
 from dashboard.sources import TextSource
 from dashboard.views import adversarial_board
 from dashboard.views.adversarial_source import Board
+from dashboard.views.text_windows import offer_alone
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target
@@ -28,6 +29,11 @@ def tools(source: TextSource, choices: TextChoices) -> None:
 def show(source: TextSource, choices: TextChoices) -> Figure | None:
     """Draw the view; returns the record of what is on the screen."""
     board = _board(source, choices)
+    if source.traced is not None and source.traced.inputs.reading is not None:
+        offer_alone(
+            source.traced, choices, "Other attention is tried in one pass, and this text is read in windows."
+        )
+        return None
     if board is None:
         waiting_view(adversarial_board.WAITING)
         return None
@@ -36,7 +42,7 @@ def show(source: TextSource, choices: TextChoices) -> Figure | None:
 
 def _board(source: TextSource, choices: TextChoices) -> Board | None:
     traced = source.traced
-    if traced is None:
+    if traced is None or traced.inputs.reading is not None:
         return None
     from attn_core.models.classifier import AttentionClassifier
 

@@ -13,12 +13,19 @@ from analysis.figure_data import EvidenceWords, TokenLabel
 from analysis.samples import TEXT_SAMPLES
 from dashboard import cached, charts, evidence_cache, figures
 from dashboard.components import evidence_state, evidence_words
+from dashboard.document_places import is_long, place_tools
 from dashboard.evidence_choices import MOST_EXAMPLES
 from dashboard.evidence_payload import evidence_words_payload
 from dashboard.frame import note, waiting_view
 from dashboard.selection import TextChoices, bound, choose, choose_evidence, current
 from dashboard.sources import TextSource
-from dashboard.views import evidence_every_word, evidence_targets, evidence_tools, evidence_trust
+from dashboard.views import (
+    evidence_every_word,
+    evidence_targets,
+    evidence_tools,
+    evidence_trust,
+    text_evidence_document,
+)
 from dashboard.views.evidence_tools import Answer, Measured
 from dashboard.views.evidence_word_target import has_table, predicts_words, word_target, word_tools
 
@@ -43,6 +50,7 @@ def tools(source: TextSource, choices: TextChoices) -> None:
         evidence_targets.class_tools("text", asked, prediction, likeness=offered)
     if asked.likeness or (prediction is None and not _predicts_words(traced)):
         _example_tools(choices)
+    place_tools(traced.inputs.tokens or (), choices)
     if any(token.continues for token in traced.inputs.tokens or ()):
         key = "text_evidence_unit"
         st.segmented_control(
@@ -64,6 +72,8 @@ def show(source: TextSource, choices: TextChoices) -> EvidenceWords | None:
         waiting_view(evidence_tools.WAITING)
         return None
     choices = current().text
+    if traced.inputs.reading is not None:
+        return text_evidence_document.show(source, choices, explained, record, _draw, _bars)
     pills = st.container(key="text_evidence_pills")
     with evidence_tools.computing("text", traced):
         subject = evidence_cache.subject(traced)
@@ -86,8 +96,12 @@ def show(source: TextSource, choices: TextChoices) -> EvidenceWords | None:
     if found.ready and len(found.ready[0].explanation.scores):
         title = evidence_targets.title_of(targets, subject)
         view = record(source, choices, found.ready, title, trust.measured)
-        _draw(source, view, targets)
-        _bars(view)
+        whole = view
+        if is_long(len(view.tokens)):
+            view = _long(source, choices, view, targets)
+        else:
+            _draw(source, view, targets, slice(None))
+        _bars(whole)
         evidence_trust.show("text", trust)
     elif found.ready:
         note("The text holds special tokens alone; write a word.")
@@ -133,7 +147,20 @@ def record(
     )
 
 
-def _draw(source: TextSource, view: EvidenceWords, targets: Sequence[Target]) -> None:
+def _long(
+    source: TextSource, choices: TextChoices, view: EvidenceWords, targets: Sequence[Target]
+) -> EvidenceWords:
+    """A text of many tokens that is read at once: a strip of the whole, and the part that is shown, returned."""
+    assert source.traced is not None
+    places = places_of_labels(source.key, source.traced.inputs.tokens or (), view)
+    inside = text_evidence_document.strip_and_part(view, choices, places)
+    shown = text_evidence_document.part_of_evidence(view, inside)
+    _draw(source, shown, targets, inside)
+    return shown
+
+
+def _draw(source: TextSource, view: EvidenceWords, targets: Sequence[Target], inside: slice) -> None:
+    """The coloured text; ``inside``: which labels of the whole these are."""
     chosen = (
         "evidence",
         tuple(target.key for target in targets),
@@ -143,22 +170,30 @@ def _draw(source: TextSource, view: EvidenceWords, targets: Sequence[Target]) ->
         current().text.evidence.options,
         view.positive,
         view.marked,
+        inside.start,
+        inside.stop,
     )
     payload = cached.payload(source.key, chosen, lambda: evidence_words_payload(view))
     header, _ = figures.read_header(payload)
     assert source.traced is not None
-    tokens = source.traced.inputs.tokens or ()
-    evidence_words(payload, key=KEY, on_change=partial(_said, header, _places(tokens, view)))
+    places = places_of_labels(source.key, source.traced.inputs.tokens or (), view)
+    evidence_words(payload, key=KEY, on_change=partial(_said, header, places[inside]))
 
 
-def _places(tokens: Sequence[TokenLabel], view: EvidenceWords) -> tuple[int, ...]:
+def places_of_labels(key: str, tokens: Sequence[TokenLabel], view: EvidenceWords) -> tuple[int, ...]:
     """Token that each label begins with."""
+    return _places(key, view.unit, _tokens=tokens)
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _places(key: str, unit: str, _tokens: Sequence[TokenLabel]) -> tuple[int, ...]:
     from analysis.words import word_groups
 
-    kept = [index for index, token in enumerate(tokens) if not token.special]
-    if view.unit == "tokens":
+    kept = [index for index, token in enumerate(_tokens) if not token.special]
+    if unit == "tokens":
         return tuple(kept)
-    return tuple(group[0] for group in word_groups(tokens) if group[0] in set(kept))
+    ordinary = set(kept)
+    return tuple(group[0] for group in word_groups(_tokens) if group[0] in ordinary)
 
 
 def _said(header: Mapping[str, Any], places: Sequence[int]) -> None:

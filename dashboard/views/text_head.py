@@ -6,32 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import streamlit as st
-
 from analysis.figure_data import Floats, HeadView
 from dashboard import cached, figures
 from dashboard.components import head_view, head_view_state
-from dashboard.frame import choice
+from dashboard.document_places import is_long, part_of, place_tools
+from dashboard.frame import note
 from dashboard.selection import TextChoices, active_heads, choose, current
-from dashboard.sources import ALL_LAYERS_TOKENS, LINE_TOKENS, WORD_TOKENS, PartInfo, TextSource
+from dashboard.sources import ALL_LAYERS_TOKENS, WORD_TOKENS, PartInfo, TextSource
 
 KEY = "text_head_view"
+OUTSIDE_TOLD = 0.005
+"""Share of weight outside the shown part that a reader is told of."""
 
 
 def tools(source: TextSource, choices: TextChoices) -> None:
     """Which part of a long text is shown; everything else is chosen inside the view."""
     info = source.part(choices.part)
-    longest = max(len(info.rows), len(info.columns))
-    if longest > LINE_TOKENS:
-        choice(
-            "Part of the text",
-            range(0, longest, LINE_TOKENS),
-            choices.window,
-            key="text_window",
-            on_change=_window_picked,
-            words=lambda start: f"tokens {start}–{min(start + LINE_TOKENS, longest) - 1}",
-            width=190,
-        )
+    place_tools(info.rows, choices, length=max(len(info.rows), len(info.columns)))
 
 
 def show(source: TextSource, choices: TextChoices) -> HeadView:
@@ -59,7 +50,35 @@ def show(source: TextSource, choices: TextChoices) -> HeadView:
     header, _ = figures.read_header(payload)
     offsets = {"left": rows.start, "right": columns.start}
     head_view(payload, key=KEY, on_change=partial(_said, header, offsets))
+    told = outside_words(source, choices, view, rows, columns)
+    if told:
+        note(told)
     return view
+
+
+def outside_words(
+    source: TextSource, choices: TextChoices, view: HeadView, rows: slice, columns: slice
+) -> str:
+    """How much of the shown tokens' weight lies on keys that are not shown, and how much of it on special tokens."""
+    info = source.part(choices.part)
+    heads = list(view.active)
+    if not heads or not is_long(len(info.columns)):
+        return ""
+    inside = float(view.weights[heads].sum(-1).mean())
+    special = 0.0
+    for place, token in enumerate(info.columns):
+        if token.special and not columns.start <= place < columns.stop:
+            special += float(
+                source.block(choices.part, choices.layer, rows, slice(place, place + 1))[heads].mean()
+            )
+    outside = max(1.0 - inside, 0.0)
+    if outside < OUTSIDE_TOLD:
+        return ""
+    on_special = f", {special:.0%} on special tokens" if special >= OUTSIDE_TOLD else ""
+    return (
+        f"Shown: tokens {rows.start:,}–{rows.stop - 1:,}. In the heads that are on, {outside:.0%} of their weight "
+        f"lies on tokens that are not shown{on_special}. Pin a token to list its strongest links in the whole text."
+    )
 
 
 def record(source: TextSource, choices: TextChoices) -> HeadView:
@@ -92,13 +111,7 @@ def _is_pair(info: PartInfo, choices: TextChoices) -> bool:
 def spans(info: PartInfo, choices: TextChoices) -> tuple[slice, slice]:
     """Query and key tokens that are shown: all of a short text, a window of a long one."""
 
-    def span(length: int) -> slice:
-        if length <= LINE_TOKENS:
-            return slice(0, length)
-        start = min(choices.window, length - 1) // LINE_TOKENS * LINE_TOKENS
-        return slice(start, min(start + LINE_TOKENS, length))
-
-    return span(len(info.rows)), span(len(info.columns))
+    return part_of(len(info.rows), choices.window), part_of(len(info.columns), choices.window)
 
 
 def _pinned_in(choices: TextChoices, rows: slice, columns: slice) -> Any:
@@ -152,7 +165,3 @@ def _said(header: Mapping[str, Any], offsets: Mapping[str, int]) -> None:
     if changes.get("merge_words", choices.merge_words) != choices.merge_words:
         changes |= {"pinned": None, "zoom": None, "cell": None}
     choose("text", **changes)
-
-
-def _window_picked() -> None:
-    choose("text", window=st.session_state["text_window"], pinned=None)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import streamlit as st
 
 from analysis.figure_data import Floats, MatrixView, TokenScores
 from analysis.visible import above_in_words, above_scale, matrix_limits, ordinary_limits, score_limits
 from dashboard import cached, charts, figures
 from dashboard.components import checked_token_strip, token_strip
+from dashboard.document_places import document_map, is_long, part_of, place_tools
 from dashboard.frame import choice, colour_choice, note
 from dashboard.selection import TextChoices, bound, choose
 from dashboard.sources import PartInfo, TextSource
@@ -38,8 +41,11 @@ def tools(source: TextSource, choices: TextChoices) -> None:
         words=lambda name: SHOWS[name],
         width=145,
     )
-    rollout_tools("text", choices, layers=source.part(choices.part).layers)
+    info = source.part(choices.part)
+    rollout_tools("text", choices, layers=info.layers)
     colour_choice("text", choices.colour_map)
+    if choices.part != "cross":
+        place_tools(info.columns, choices)
 
 
 def show(source: TextSource, choices: TextChoices) -> MatrixView | TokenScores | None:
@@ -50,21 +56,31 @@ def show(source: TextSource, choices: TextChoices) -> MatrixView | TokenScores |
         note(f"Rollout follows self-attention from layer to layer; {others}.")
         return None
     last = info.layers - 1 if choices.rollout_layer is None else choices.rollout_layer
-    weights = source.rollout(
-        choices.part, fusion=choices.fusion, discard_ratio=choices.discard_ratio, last_layer=last
-    )
     title = f"rollout through layers 0 to {last}, {choices.fusion} of {info.heads} heads"
-    if choices.rollout_shows == "matrix":
+    if choices.rollout_shows == "matrix" and source.rollout_fits(choices.part):
+        weights = _whole_weights(source, choices, last)
         matrix = whole(weights, info, choices, title)
         with _scale_row(weights, info, choices):
-            _note_above(matrix)
+            _note_above(weights, matrix)
         draw(source, choices, matrix, key=MATRIX_KEY)
         return matrix
-    scores = row(weights, source, choices, title)
-    with _scale_row(weights, info, choices):
+    if choices.rollout_shows == "matrix":
+        note(
+            f"The whole rollout of {len(info.rows):,} tokens does not fit the memory budget on the left; below is "
+            "one token's row, followed from layer to layer without it."
+        )
+    scores = row(source, choices, title, last)
+    with _scale_row(scores.scores, info, choices):
         beyond = above_scale(scores.scores, score_limits(scores)).any()
         note(above_in_words(scores) if beyond else "Click a token to see what reaches it.")
-    _strip(source, choices, scores)
+    if is_long(len(scores.tokens)):
+        with st.container(key="text_document"):
+            _along(scores, choices)
+            shown = part_of(len(scores.tokens), choices.window)
+            scores = part_of_scores(scores, shown)
+            _strip(source, choices, scores, shown.start)
+        return scores  # the part: a file of thousands of tokens would take minutes
+    _strip(source, choices, scores, 0)
     if len(info.rows) > BESIDE_TOKENS:
         _bars(scores)
         return scores
@@ -73,8 +89,15 @@ def show(source: TextSource, choices: TextChoices) -> MatrixView | TokenScores |
     with left:
         _bars(scores, labelled=BESIDE_TOKENS)
     with right:
-        draw(source, choices, whole(weights, info, choices, "every token's row"), key=BESIDE_KEY)
+        every = whole(_whole_weights(source, choices, last), info, choices, "every token's row")
+        draw(source, choices, every, key=BESIDE_KEY)
     return scores
+
+
+def _whole_weights(source: TextSource, choices: TextChoices, last: int) -> Floats:
+    return source.rollout(
+        choices.part, fusion=choices.fusion, discard_ratio=choices.discard_ratio, last_layer=last
+    )
 
 
 def whole(weights: Floats, info: PartInfo, choices: TextChoices, title: str) -> MatrixView:
@@ -93,16 +116,23 @@ def whole(weights: Floats, info: PartInfo, choices: TextChoices, title: str) -> 
     )
 
 
-def row(weights: Floats, source: TextSource, choices: TextChoices, title: str) -> TokenScores:
+def row(source: TextSource, choices: TextChoices, title: str, last: int) -> TokenScores:
     """The record of one token's row: the pinned query's, else that of the first token."""
     info = source.part(choices.part)
     token = choices.pinned[1] if choices.pinned and choices.pinned[0] == "left" else 0
+    weights = source.rollout_row(
+        choices.part,
+        token,
+        fusion=choices.fusion,
+        discard_ratio=choices.discard_ratio,
+        last_layer=last,
+    )
     return TokenScores(
-        scores=weights[token],
+        scores=weights,
         tokens=info.columns,
         title=title,
         source=token,
-        limits=_limits(weights[token], info, choices),
+        limits=_limits(weights, info, choices),
         colour_map=choices.colour_map,
         unit=UNIT,
         direction=source.direction,
@@ -110,10 +140,33 @@ def row(weights: Floats, source: TextSource, choices: TextChoices, title: str) -
     )
 
 
-def _note_above(matrix: MatrixView) -> None:
-    above = above_scale(matrix.weights, matrix_limits(matrix))
+def _along(scores: TokenScores, choices: TextChoices) -> None:
+    """The row along the whole text; special tokens, which take most of it, only where their colours count."""
+    along = scores.scores
+    if not choices.special_in_scale:
+        special = np.array([token.special for token in scores.tokens])
+        along = np.where(special, np.float32(0), along)
+    document_map("text_rollout", along, choices, signed=False, direction=scores.direction)
+
+
+def part_of_scores(scores: TokenScores, shown: slice) -> TokenScores:
+    """The scores of a part of a text, in the colours of the whole."""
+    at = scores.source
+    inside = at is not None and shown.start <= at < shown.stop
+    return replace(
+        scores,
+        scores=scores.scores[shown],
+        tokens=scores.tokens[shown],
+        source=at - shown.start if at is not None and inside else None,
+        limits=score_limits(scores),
+        title=f"{scores.title}, tokens {shown.start:,} to {shown.stop - 1:,}",
+    )
+
+
+def _note_above(weights: Floats, matrix: MatrixView) -> None:
+    above = above_scale(weights, matrix_limits(matrix))
     if above.any():
-        share = float(matrix.weights[above].sum()) / len(matrix.rows)
+        share = float(weights[above].sum()) / len(matrix.rows)
         note(
             f"{int(above.sum()):,} of {above.size:,} cells lie above the colour scale, "
             f"which ends at {matrix_limits(matrix)[1]:.3g}; they hold {share:.1%} of the rows."
@@ -138,7 +191,8 @@ def _scale_row(weights: Floats, info: PartInfo, choices: TextChoices) -> Any:
     return place
 
 
-def _strip(source: TextSource, choices: TextChoices, scores: TokenScores) -> None:
+def _strip(source: TextSource, choices: TextChoices, scores: TokenScores, first: int) -> None:
+    """The coloured text; ``first`` is the position of its first token."""
     chosen = (
         "strip",
         scores.title,
@@ -148,10 +202,12 @@ def _strip(source: TextSource, choices: TextChoices, scores: TokenScores) -> Non
         scores.colour_map,
         scores.scale,
         choices.discard_ratio,
+        first,
+        choices.pinned,
     )
     payload = cached.payload(source.key, chosen, lambda: figures.token_strip_payload(scores))
     header, _ = figures.read_header(payload)
-    token_strip(payload, key=STRIP_KEY, on_change=partial(_said, header))
+    token_strip(payload, key=STRIP_KEY, on_change=partial(_said, header, first))
 
 
 def _bars(scores: TokenScores, *, labelled: int = charts.LABELLED_BARS) -> None:
@@ -166,9 +222,9 @@ def _bars(scores: TokenScores, *, labelled: int = charts.LABELLED_BARS) -> None:
         )
 
 
-def _said(header: Mapping[str, Any]) -> None:
+def _said(header: Mapping[str, Any], first: int) -> None:
     said = checked_token_strip(st.session_state.get(STRIP_KEY), header)
     if said["token"] is not None:
-        choose("text", pinned=("left", said["token"]))
+        choose("text", pinned=("left", said["token"] + first))
     if "scale" in said:
         choose("text", colour_scale=said["scale"])

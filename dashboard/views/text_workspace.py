@@ -58,6 +58,7 @@ from dashboard.views import (
     text_model,
     text_rollout,
 )
+from dashboard.views.text_windows import windows_popover
 from dashboard.waiting import title_of
 
 if TYPE_CHECKING:
@@ -124,7 +125,10 @@ def workspace() -> None:
             return
         fitted = fit(shown.source, choices)
         _title(shown, fitted)
-        prediction_line(shown.prediction, key="text")
+        with st.container(horizontal=True, vertical_alignment="center", key="text_predicted"):
+            prediction_line(shown.prediction, key="text")
+            if shown.source.traced is not None:
+                windows_popover(shown.source.traced)
         view = VIEWS[fitted.view]
         with st.container(horizontal=True, vertical_alignment="center", key="text_tools"):
             views(list(VIEW_WORDS), fitted.view, key="text_view", on_change=_view_picked, words=VIEW_WORDS)
@@ -185,7 +189,11 @@ def opened(choices: TextChoices) -> Shown | None:
 
 def _traced(choices: TextChoices) -> cached.Traced:
     return cached.traced_text(
-        choices.model.name, choices.model.revision, choices.input.text, choices.input.pair
+        choices.model.name,
+        choices.model.revision,
+        choices.input.text,
+        choices.input.pair,
+        choices.reading,
     )
 
 
@@ -204,13 +212,18 @@ def _live(traced: cached.Traced, choices: TextChoices) -> Shown:
     source = text_source(traced)
     short = max(len(source.part(part).rows) for part in source.parts) <= WORD_TOKENS
     length, badges = f"{inputs.kept_tokens:,} tokens", []
+    if inputs.reading is not None:
+        length += f" in {len(inputs.reading.windows):,} windows of {inputs.reading.window:,}"
+    elif choices.reading.how == "alone":
+        length += f", window {choices.reading.alone} of the text alone"
     if inputs.kept_tokens < inputs.total_tokens:
         length = f"first {inputs.kept_tokens:,} of {inputs.total_tokens:,} tokens"
         badges.append(Badge("truncated", f"Only the {length} are read; the rest was cut off.", "warning"))
     if choices.merge_words and short:
         source = merged_words(traced, source)
         length += f" in {len(source.part(source.parts[0]).rows):,} words"
-    told = (*model.notes, *inputs.notes, *traced.trace.notes)
+    maps = [layer for held in source.maps.values() for layer in held]
+    told = (*cached.streamed_notes(maps), *model.notes, *inputs.notes, *traced.trace.notes)
     predicted = cached.prediction(traced)
     return Shown(source, model.title, model.revision, length, tuple(badges), told, predicted)
 

@@ -56,6 +56,15 @@ def place(page: Page, patch: tuple[int, int], grid: tuple[int, int], panel: int 
     )
 
 
+def covered(patch: tuple[int, int], grid: tuple[int, int], size: tuple[int, int]) -> str:
+    """What a tooltip says of the pixels that a patch covers."""
+    spans = []
+    for place, count, length in reversed(list(zip(patch, grid, size, strict=True))):
+        side = length // count
+        spans.append(f"{place * side:,}–{(place + 1) * side - 1:,}")
+    return f"pixels x {spans[0]}, y {spans[1]}"
+
+
 def overlay(page: Page, panel: int = 0) -> np.ndarray:
     """(height, width, 4) pixels of a panel's map, at its own resolution."""
     size, pixels = (
@@ -103,8 +112,9 @@ def test_every_patch_is_in_its_place_with_its_exact_value(
     }
     for patch in corners:
         page.mouse.move(*place(page, patch, grid))
-        value, where = tooltip(page)
+        value, where, pixels = tooltip(page)
         assert where == f"patch row {patch[0]}, column {patch[1]}"
+        assert pixels == covered(patch, grid, size)
         assert np.float32(value) == record.maps[0][patch]
     assert_colours(overlay(page), record.maps[0], float(record.maps.max()))
 

@@ -1,5 +1,6 @@
 // Evidence over a picture: a card for each method, with one map for each target. Colours are clear at 0, so the
-// picture shows where there is no evidence. A patch that is pointed at or marked is shown in every map.
+// picture shows where there is no evidence. A patch that is pointed at or marked is shown in every map, and all maps are
+// zoomed together. A large picture comes twice: as pixels, fewer than it has, and as a JPEG of all.
 
 const WIDEST = 440; // px of a map
 const LOWEST = 140; // px of height that a map much wider than high may have, however wide that makes it
@@ -33,6 +34,8 @@ class EvidenceMaps {
     const toolbar = make("div", "view-toolbar", { parent: this.root, role: "toolbar", "aria-label": "Drawing" });
     this.title = make("div", "view-title", { parent: toolbar });
     const controls = make("div", "view-controls", { parent: toolbar });
+    this.zoom = makeZoom(() => this.zoomed());
+    this.zooming = makeZoomButtons(controls, this.zoom, () => placeInSight(this.zoom, this.marked, this.grid));
     this.signs = makeSignChoice(controls, (positive) => this.change({ positive }));
     this.ground = makeChoice(
       controls,
@@ -70,15 +73,39 @@ class EvidenceMaps {
       if (this.shared.marked.isNews(marked)) this.marked = marked;
       if (this.shared.settings.isNews(settings)) this.settings = { ...settings };
     }
-    const image = pictureImage(arrays.picture, header.arrays.picture.shape);
-    this.coloured = canvasOf(image);
-    this.faded = canvasOf(paleGrey(image, header.pale));
+    if (first || changedInput) {
+      this.small = this.inBothColours(pictureImage(arrays.picture, header.arrays.picture.shape));
+      this.sharpen(arrays.sharp);
+    }
+    this.zoom.fit(header.grid, first || changedInput);
     this.build();
     this.layOut();
   }
 
+  /** Decodes the picture's own pixels where it has more than the copy that is drawn at once. */
+  async sharpen(bytes) {
+    const input = this.header.input;
+    this.sharp = null;
+    const decoded = await decodedPicture(bytes);
+    if (!decoded) return;
+    if (this.header.input === input && this.root.isConnected) {
+      const canvas = make("canvas", "", { width: decoded.width, height: decoded.height });
+      const context = canvas.getContext("2d", { willReadFrequently: true });
+      context.drawImage(decoded, 0, 0);
+      this.sharp = this.inBothColours(context.getImageData(0, 0, decoded.width, decoded.height));
+      this.zoomed();
+    }
+    decoded.close();
+  }
+
+  /** The picture in colour and pale grey. */
+  inBothColours(image) {
+    return { coloured: canvasOf(image), faded: canvasOf(paleGrey(image, this.header.pale)) };
+  }
+
   end() {
     this.observer.disconnect();
+    this.zoom.end();
     this.sending.cancel();
     this.speaking.cancel();
     this.root.remove();
@@ -119,13 +146,16 @@ class EvidenceMaps {
   }
 
   makeMap(parent, panel, facts) {
-    const parts = makeSurface(parent, "evidence", () => this.grid, {
+    const acts = {
       hover: (patch, event) => this.hover(patch, panel, event),
       choose: (patch) => this.toggle(patch, panel),
       key: (event) => this.onKey(event, panel),
       leave: () => this.tooltip.hide(),
-    });
+    };
+    const parts = makeSurface(parent, "evidence", () => this.grid, acts, this.zoom);
     const { surface } = parts;
+    surface.classList.add("is-zoomable");
+    watchZoom(surface, this.zoom, () => false);
     surface.tabIndex = 0;
     surface.setAttribute("aria-roledescription", "evidence over a picture");
     const keys = "Arrow keys mark a patch, Enter the strongest, Escape none.";
@@ -134,7 +164,7 @@ class EvidenceMaps {
     surface.addEventListener("focus", () => {
       if (this.marked) this.speak(this.spoken(panel, this.marked));
     });
-    return parts;
+    return { ...parts, minimap: makeMinimap(surface, this.zoom) };
   }
 
   layOut() {
@@ -175,6 +205,7 @@ class EvidenceMaps {
     this.signs.update(settings.positive);
     this.ground.update(settings.grey);
     this.drawing.update(settings.smooth);
+    this.zooming.update();
     this.signs.element.hidden = !this.panels.some(({ panel }) => panel.signed);
     this.bars.update({ panels: this.panels.map(({ panel }) => panel), positive: settings.positive, luts: this.luts });
     this.note.textContent = `${this.grid.join(" × ")} patches · colours end at the largest |score| of each method`;
@@ -182,19 +213,42 @@ class EvidenceMaps {
   }
 
   draw(parts) {
-    drawPicture(parts, this.shownPicture(), this.size);
+    this.drawSeen(parts);
     parts.overlay.classList.toggle("is-smooth", this.settings.smooth);
-    this.paint(parts.overlay, parts.panel, this.size, SMOOTH_SIDE);
+    this.paint(parts.overlay, parts.panel, this.size, SMOOTH_SIDE, this.zoom);
   }
 
-  shownPicture() {
-    return this.settings.grey ? this.faded : this.coloured;
+  /** What is seen of the picture, and where the map lies on it. */
+  drawSeen({ surface, base, overlay, minimap, panel }) {
+    const needed = this.size.width * this.zoom.scale * (window.devicePixelRatio || 1);
+    drawPicture({ surface, base }, this.shownPicture(needed), this.size, this.zoom);
+    placeOverlay(overlay, this.settings.smooth, this.zoom);
+    surface.classList.toggle("is-zoomed", !this.zoom.isWhole);
+    minimap.update(panel === this.panels[0].panel ? this.small.coloured : null, this.size, this.grid);
   }
 
-  /** Paints a map's colours into a canvas: a pixel a patch, or interpolated for a size. */
-  paint(canvas, panel, size, most) {
+  /** Draws what another zoom, or a sharper picture, changes. */
+  zoomed() {
+    if (!this.header || !this.size) return;
+    for (const parts of this.panels) {
+      if (this.settings.smooth) this.draw(parts);
+      else this.drawSeen(parts);
+    }
+    this.drawMarks();
+    this.zooming.update();
+    this.tooltip.hide();
+  }
+
+  /** The picture with at least so many pixels across, if it has them. */
+  shownPicture(needed) {
+    const { coloured, faded } = this.sharp && needed > this.small.coloured.width ? this.sharp : this.small;
+    return this.settings.grey ? faded : coloured;
+  }
+
+  /** Paints a map's colours into a canvas: a pixel a patch, or interpolated for a size and what is seen of it. */
+  paint(canvas, panel, size, most, seen = WHOLE) {
     const { smooth, positive } = this.settings;
-    const { values, width, height } = overlayValues(this.mapOf(panel), this.grid, smooth, size, most);
+    const { values, width, height } = overlayValues(this.mapOf(panel), this.grid, smooth, size, most, seen);
     const shares = Float32Array.from(values, (value) => shareOf(value, panel, positive));
     paintShares(canvas, shares, width, height, { signed: panel.signed, lut: this.luts[panel.signed] });
   }
@@ -215,8 +269,8 @@ class EvidenceMaps {
   drawMarks() {
     const shown = this.hovered ?? this.marked;
     for (const { panel, mark, pointer, value } of this.panels) {
-      placeBox(mark, this.marked, this.grid);
-      placeBox(pointer, this.hovered, this.grid);
+      placeBox(mark, this.marked, this.grid, this.zoom);
+      placeBox(pointer, this.hovered, this.grid, this.zoom);
       value.textContent = shown ? shortText(this.valueAt(panel, shown)) : limitText(panel);
       value.classList.toggle("is-live", Boolean(shown));
     }
@@ -235,7 +289,8 @@ class EvidenceMaps {
   }
 
   lines(panel, patch) {
-    return [...scoreLines(this.valueAt(panel, patch), panel), patchText(patch)];
+    const pixels = pixelsText(patch, this.grid, this.header.picture_size);
+    return [...scoreLines(this.valueAt(panel, patch), panel), patchText(patch), pixels];
   }
 
   spoken(panel, patch) {
@@ -283,9 +338,16 @@ class EvidenceMaps {
 
   onKey(event, panel) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (zoomKey(event, this.zoom, placeInSight(this.zoom, this.marked, this.grid))) {
+      this.speak(zoomText(this.zoom, this.grid) || "The whole picture");
+      event.preventDefault();
+      event.stopPropagation();
+      return;
+    }
     const patch = event.key === "Enter" ? this.strongestPatch(panel) : steppedPatch(event, this.marked, this.grid);
     if (!patch && event.key !== "Escape") return;
     this.hover(null);
+    this.zoom.follow(patch, this.grid);
     this.choose(patch, panel);
     event.preventDefault();
     event.stopPropagation();
@@ -311,7 +373,7 @@ class EvidenceMaps {
     const canvas = make("canvas", "", { width, height });
     const context = canvas.getContext("2d");
     context.imageSmoothingQuality = "high";
-    context.drawImage(this.shownPicture(), 0, 0, width, height);
+    context.drawImage(this.shownPicture(width), 0, 0, width, height);
     const overlay = make("canvas", "");
     this.paint(overlay, panel, { width, height }, Infinity);
     context.globalAlpha = this.settings.opacity;

@@ -197,7 +197,8 @@ class HeadView {
     const changed = (name) => JSON.stringify(header[name]) !== JSON.stringify(before?.[name]);
     const newInput = !before || changed("input") || changed("attention");
     this.tokens = tokens;
-    this.adopt(header.state, newInput);
+    const pinnedBefore = JSON.stringify(this.state?.pinned ?? null);
+    const news = this.adopt(header.state, newInput);
     const stuck = !this.filters && this.state.filter !== "all"; // a filter must be there to be taken off
     if (!before || stuck || ["layers", "heads", "groups", "present", "colours"].some(changed) || newInput || changed("merged")) {
       this.buildControls();
@@ -206,9 +207,23 @@ class HeadView {
     this.overviewKey = null;
     this.checkLayer();
     this.refresh();
+    const pinned = this.pinnedPlace();
+    if (news && pinned && JSON.stringify(this.state.pinned) !== pinnedBefore) {
+      requestAnimationFrame(() => this.bringIntoView(pinned)); // when it has its room
+    }
   }
 
-  /** Takes over Python's choices where they are news and not an echo of what was chosen here. */
+  /** Scrolls a token that was pinned from outside, by a link or a search, to the upper part of the view. */
+  bringIntoView({ side, index }) {
+    const row = this.rowsOf[side][index];
+    if (!row?.offsetParent) return;
+    const { top, bottom } = row.getBoundingClientRect();
+    const room = this.stage.getBoundingClientRect();
+    if (top >= room.top && bottom <= room.bottom) return;
+    this.stage.scrollTop += top - room.top - this.stage.clientHeight / 3;
+  }
+
+  /** Takes over Python's choices where they are news and not an echo of what was chosen here; returns whether. */
   adopt(state, newInput) {
     const text = this.canonical(state);
     const echo = this.sent.indexOf(text);
@@ -224,6 +239,7 @@ class HeadView {
     if (this.state.heads.length) this.lastHeads = this.state.heads;
     const place = this.pinnedPlace();
     if (place && place.index >= this.tokens[place.side].length) this.state.pinned = null;
+    return news;
   }
 
   /** State as text, so that two states can be compared. */

@@ -1,5 +1,6 @@
 // Maps over a picture, one panel each: a picture below, the colours of a map above, marks on top. The opacity is the
-// overlay's CSS opacity, so its slider costs nothing; the pointer's marks are boxes placed in percent of the picture.
+// overlay's CSS opacity, so its slider costs nothing; the pointer's marks are boxes placed in percent of what is seen.
+// All panels are zoomed together. A large picture comes twice: as pixels, fewer than it has, and as a JPEG of all.
 
 const GAP = 12; // px between panels
 const HEAD = 24; // px for a panel's title
@@ -28,6 +29,7 @@ class PatchMap {
     this.tooltip = makeTooltip(this.root);
     this.panels = [];
     this.hovered = null;
+    this.sharp = null; // the picture at all its pixels, as soon as it is decoded
     this.sending = makeDelayed(120);
     this.speaking = makeDelayed(120);
     this.observer = new ResizeObserver(() => this.layOut());
@@ -40,6 +42,8 @@ class PatchMap {
     this.source = make("div", "view-title", { parent: toolbar });
     this.cls = makeButton(toolbar, "Back to CLS", "Show the attention of CLS", () => this.choose(null));
     const controls = make("div", "view-controls", { parent: toolbar });
+    this.zoom = makeZoom(() => this.zoomed());
+    this.zooming = makeZoomButtons(controls, this.zoom, () => placeInSight(this.zoom, this.marked, this.grid));
     this.drawing = makeDrawingChoice(controls, (smooth) => this.change({ smooth }));
     this.scaling = makeChoice(
       controls,
@@ -80,15 +84,36 @@ class PatchMap {
       if (this.shared.marked.isNews(marked)) this.marked = marked;
       if (this.shared.settings.isNews(settings)) this.settings = settings;
     }
-    this.picture = canvasOf(pictureImage(arrays.picture, header.arrays.picture.shape));
+    if (first || changedInput) {
+      this.picture = canvasOf(pictureImage(arrays.picture, header.arrays.picture.shape));
+      this.sharpen(arrays.sharp);
+    }
+    this.zoom.fit(header.grid, first || changedInput);
     this.buildPanels();
     this.layOut();
     const stays = this.hovered && this.pointed < this.maps.length;
     this.hover(stays ? this.hovered : null, this.pointed, this.pointer); // the tooltip tells the new value
   }
 
+  /** Decodes the picture's own pixels where it has more than the copy that is drawn at once. */
+  async sharpen(bytes) {
+    const input = this.header.input;
+    this.sharp?.close();
+    this.sharp = null;
+    const decoded = await decodedPicture(bytes);
+    if (!decoded) return;
+    if (this.header.input !== input || !this.root.isConnected) {
+      decoded.close();
+      return;
+    }
+    this.sharp = decoded;
+    this.drawPictures();
+  }
+
   end() {
     this.observer.disconnect();
+    this.zoom.end();
+    this.sharp?.close();
     this.sending.cancel();
     this.speaking.cancel();
     this.root.remove();
@@ -116,13 +141,16 @@ class PatchMap {
     const button = make("button", "patch-title", { parent: head, type: "button" });
     button.addEventListener("click", () => this.setTrigger("panel", index));
     const value = make("span", "patch-value", { parent: head });
-    const parts = makeSurface(element, "patch", () => this.grid, {
+    const acts = {
       hover: (patch, event) => this.hover(patch, index, event),
       choose: (patch) => this.choose(patch),
       key: (event) => this.onKey(event, index),
       leave: () => this.tooltip.hide(),
-    });
-    return { element, button, value, ...parts };
+    };
+    const parts = makeSurface(element, "patch", () => this.grid, acts, this.zoom);
+    parts.surface.classList.add("is-zoomable");
+    watchZoom(parts.surface, this.zoom, () => this.size?.scrolls);
+    return { element, button, value, ...parts, minimap: makeMinimap(parts.surface, this.zoom) };
   }
 
   layOut() {
@@ -142,13 +170,36 @@ class PatchMap {
     const down = Math.ceil(this.maps.length / this.size.across);
     const needed = Math.max(down * (this.size.height + HEAD + GAP) - GAP, this.side.hidden ? 0 : BESIDE);
     if (needed < height) this.root.style.height = `${frame - (height - needed)}px`;
-    for (const panel of this.panels) {
-      panel.element.style.width = `${this.size.box}px`;
-      drawPicture(panel, this.picture, this.size);
-    }
+    for (const panel of this.panels) panel.element.style.width = `${this.size.box}px`;
+    this.drawPictures();
     this.drawOverlays();
     this.drawMarks();
     this.showDetails();
+  }
+
+  drawPictures() {
+    if (!this.size) return;
+    const needed = this.size.width * this.zoom.scale * (window.devicePixelRatio || 1);
+    const picture = this.sharp && needed > this.picture.width ? this.sharp : this.picture;
+    this.panels.forEach((panel, index) => {
+      drawPicture(panel, picture, this.size, this.zoom);
+      panel.surface.classList.toggle("is-zoomed", !this.zoom.isWhole);
+      panel.minimap.update(index ? null : this.picture, this.size, this.grid); // all show the same part
+    });
+  }
+
+  /** Draws what another zoom changes. */
+  zoomed() {
+    if (!this.header) return;
+    this.drawPictures();
+    this.panels.forEach((panel, index) => {
+      if (this.settings.smooth) this.drawOverlay(panel, index);
+      else placeOverlay(panel.overlay, false, this.zoom);
+    });
+    this.drawMarks();
+    this.zooming.update();
+    this.tooltip.hide();
+    this.speak(zoomText(this.zoom, this.grid) || "The whole picture");
   }
 
   /** Everything that says how the maps are drawn, before sizes are taken: the scale bar may need a line more. */
@@ -164,6 +215,7 @@ class PatchMap {
     if (this.maps.length > 1) notes.push(own ? "each panel scaled to its own maximum" : "one scale for all panels");
     if (header.note) notes.push(header.note);
     this.note.textContent = notes.join(" · ");
+    this.zooming.update();
     this.drawing.update(settings.smooth);
     this.scaling.update(settings.shared_scale);
     this.showOpacity();
@@ -186,13 +238,16 @@ class PatchMap {
   }
 
   drawOverlays() {
-    this.panels.forEach((panel, index) => {
-      const [low, high] = this.limits[index];
-      const { smooth } = this.settings;
-      panel.overlay.classList.toggle("is-smooth", smooth);
-      const { values, width, height } = overlayValues(this.maps[index], this.grid, smooth, this.size, SMOOTH_SIDE);
-      paintLevels(panel.overlay, levelsOf(values, low, high, "linear"), width, height, this.lut);
-    });
+    this.panels.forEach((panel, index) => this.drawOverlay(panel, index));
+  }
+
+  drawOverlay({ overlay }, index) {
+    const [low, high] = this.limits[index];
+    const { smooth } = this.settings;
+    overlay.classList.toggle("is-smooth", smooth);
+    placeOverlay(overlay, smooth, this.zoom);
+    const made = overlayValues(this.maps[index], this.grid, smooth, this.size, SMOOTH_SIDE, this.zoom);
+    paintLevels(overlay, levelsOf(made.values, low, high, "linear"), made.width, made.height, this.lut);
   }
 
   showOpacity() {
@@ -206,15 +261,15 @@ class PatchMap {
 
   drawMarks() {
     this.panels.forEach((panel, index) => {
-      placeBox(panel.mark, this.marked, this.grid);
-      placeBox(panel.pointer, this.hovered, this.grid);
+      placeBox(panel.mark, this.marked, this.grid, this.zoom);
+      placeBox(panel.pointer, this.hovered, this.grid, this.zoom);
       const value = this.hovered ? shortText(this.valueAt(index, this.hovered)) : "";
       const highest = this.ownScale() ? `max ${shortText(this.limits[index][1])}` : "";
       panel.value.textContent = this.maps.length > 1 ? value || highest : "";
       panel.value.classList.toggle("is-live", Boolean(value));
       const name = this.header.titles[index] || "Map";
       panel.surface.setAttribute("aria-roledescription", "map over a picture");
-      panel.surface.setAttribute("aria-label", `${name}. ${this.source.textContent}. Arrow keys choose another patch.`);
+      panel.surface.setAttribute("aria-label", `${name}. ${this.source.textContent}. Arrow keys choose another patch, plus and minus zoom.`);
       panel.surface.tabIndex = index === (this.header.selected ?? 0) ? 0 : -1;
     });
   }
@@ -235,7 +290,7 @@ class PatchMap {
   lines(index, patch) {
     const lines = [exactText(this.valueAt(index, patch)), `patch row ${patch[0]}, column ${patch[1]}`];
     if (this.maps.length > 1) lines.push(this.header.titles[index]);
-    return lines;
+    return [...lines, pixelsText(patch, this.grid, this.header.picture_size)];
   }
 
   showDetails() {
@@ -257,7 +312,8 @@ class PatchMap {
       parts.push(
         make("div", "view-side-value", { text: exactText(value) }),
         make("div", "view-side-line", { text: `row ${patch[0]}, column ${patch[1]}` }),
-        make("div", "view-note", { text: `rank ${rank} of ${map.length} patches` }),
+        make("div", "view-note", { text: pixelsText(patch, this.grid, this.header.picture_size) }),
+        make("div", "view-note", { text: `rank ${countText(rank)} of ${countText(map.length)} patches` }),
       );
     } else {
       const hint = "Point at the picture for the value of a patch";
@@ -291,8 +347,11 @@ class PatchMap {
   onKey(event, index) {
     if (!this.header || event.ctrlKey || event.metaKey || event.altKey) return;
     const patch = steppedPatch(event, this.marked, this.grid);
-    if (patch) {
+    if (zoomKey(event, this.zoom, placeInSight(this.zoom, this.marked, this.grid))) {
+      // drawn with the next frame
+    } else if (patch) {
       this.hover(null);
+      this.zoom.follow(patch, this.grid);
       this.choose(patch);
       this.speak(this.lines(index, patch).join(", "));
     } else if (event.key === "Escape" && this.header.back) {

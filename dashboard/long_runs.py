@@ -1,0 +1,380 @@
+"""Computations that may take long: told before, run behind the page with progress and a way to stop, and kept.
+
+A view asks for what it draws (``answer``) and draws it. What is quick comes back at once. Else ``Pending`` is raised,
+which the boundary of the page turns into an estimate with a button, or progress with Stop, in the view's place; the
+page runs again when the answer is there. So no view knows whether its numbers took a moment or minutes.
+
+Nothing is allocated before the estimate has been held against what is free (``analysis.estimate.check_run``): what
+does not fit is refused in words, and the server lives on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from typing import TypeVar, cast
+
+import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+
+from analysis.estimate import Estimate, available_memory, check_run, in_words, seconds_in_words
+from dashboard.boundary import tell_error
+from dashboard.evidence_jobs import Job, Jobs, Pending, Progress
+from dashboard.frame import literal, note, polled, waiting_view
+from dashboard.kept import Kept
+from dashboard.selection import current
+
+Found = TypeVar("Found")
+
+INLINE_SECONDS = 2.0
+"""What is estimated to take less is computed where it is asked for."""
+
+OFFER_SECONDS = 20.0
+"""What is estimated to take more on this machine alone waits for the reader to start it."""
+
+LOCK_SECONDS = 2.0
+"""How long a quick computation waits for the model before it waits behind the page, with words."""
+
+POLL_SECONDS = 0.5
+
+TURN_SECONDS = 0.002
+"""How long a computation leaves its model to others between two of its steps."""
+
+_STEP_SECONDS = 0.1
+"""Least time between two reports of progress, and between two turns of others."""
+
+_LOOK_SECONDS = 0.5
+"""How often a computation that waits for a model looks whether it was stopped."""
+
+_LEARNT_SECONDS = 0.5
+"""Shorter runs say little about the pace of the machine."""
+
+_PACES = (0.2, 10.0)
+"""How far earlier runs may move an estimate."""
+
+_nested: ContextVar[bool] = ContextVar("dashboard_long_runs_nested", default=False)
+"""Whether this thread already computes an answer: what that asks for is part of it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A computation.
+
+    Attributes:
+        key: the same key always means the same answer.
+        what: subject of a sentence, such as "One forward pass over 4,097 positions".
+        kind: which other runs tell how long it really takes, such as "forward".
+        estimate: from sizes alone, on an idle machine.
+        instead: what to do where it does not fit the memory.
+        size: bytes that the answer holds, where the arrays inside do not tell.
+    """
+
+    key: Hashable
+    what: str
+    kind: str
+    estimate: Estimate
+    instead: str = "choose a smaller input"
+    size: int | None = None
+
+
+@dataclass
+class Pace:
+    """How long runs really took, in parts of their estimates; written by many threads."""
+
+    ratios: dict[str, float] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def learn(self, kind: str, *, estimated: float, took: float) -> None:
+        """Take over how long a run took."""
+        if took < _LEARNT_SECONDS or estimated <= 0.0:
+            return
+        ratio = min(max(took / estimated, _PACES[0]), _PACES[1])
+        with self.lock:
+            before = self.ratios.get(kind)
+            self.ratios[kind] = ratio if before is None else 0.5 * (before + ratio)
+
+    def expected(self, kind: str, estimate: Estimate) -> Estimate:
+        """The estimate, corrected by what earlier runs of the kind took."""
+        return replace(estimate, seconds=estimate.seconds * self.ratios.get(kind, 1.0))
+
+
+@st.cache_resource(show_spinner=False)
+def jobs() -> Jobs:
+    """All computations behind the pages of this server."""
+    return Jobs()
+
+
+@st.cache_resource(show_spinner=False)
+def kept() -> Kept:
+    """All answers of this server that may be large."""
+    return Kept(lambda: available_memory().size)
+
+
+@st.cache_resource(show_spinner=False)
+def pace() -> Pace:
+    """What runs of this server really took."""
+    return Pace()
+
+
+def session_budget() -> int | None:
+    """Bytes that one answer of this session may take; None outside a session, where the program's own holds."""
+    return current().memory_mib * 2**20 if get_script_run_ctx() is not None else None
+
+
+@contextmanager
+def budgeted(size: int | None) -> Iterator[None]:
+    """Compute within a budget; None leaves what holds."""
+    if size is None:
+        yield
+        return
+    from attn_core.budget import memory_budget
+
+    with memory_budget(size):
+        yield
+
+
+def expected(kind: str, estimate: Estimate) -> Estimate:
+    """An estimate with what earlier runs of this server took, for telling it before a choice is made."""
+    return pace().expected(kind, estimate)
+
+
+def answer(
+    run: Run, work: Callable[[], Found], *, lock: threading.Lock | None = None, rerun: bool = False
+) -> Found:
+    """What a computation gives, if it is there or comes quickly.
+
+    Args:
+        work: computes it, here or on a thread of a job; draws nothing.
+        lock: of the model that it runs; held meanwhile, and left to others between two steps of a long run.
+        rerun: forget what there is.
+    Raises:
+        Pending: while it is computed behind the page, or waits for the reader to start it.
+        MemoryBudgetError: if it would not fit what is free.
+        whatever ``work`` raises, where it runs here.
+    """
+    if rerun:
+        kept().forget(run.key)
+    found = kept().find(run.key)
+    if found is not None:
+        return cast(Found, found.value)
+    alone = _nested.get() or get_script_run_ctx() is None
+    job = None if alone else jobs().find(run.key)
+    if job is not None and job.state == "ready":  # and no longer kept
+        jobs().forget(run.key)
+        job = None
+    if job is None:
+        _check(run)
+        if alone or run.estimate.seconds <= INLINE_SECONDS:
+            free = nullcontext() if lock is None or _nested.get() else lock
+            if alone or lock is None or _soon(lock):
+                return _here(run, work, free, held=not alone and lock is not None)
+        elif run.estimate.seconds > OFFER_SECONDS:  # a machine that is busy for a moment changes nothing
+            raise Pending(partial(_offer, run, work, lock))
+        job = start(run, work, lock=lock)
+    job.watch()
+    raise Pending(partial(_show, run, work, lock, job))
+
+
+def start(run: Run, work: Callable[[], Found], *, lock: threading.Lock | None = None) -> Job:
+    """The job of a run, started now unless it is there; the answer goes where ``answer`` finds it."""
+    budget = session_budget()
+    seconds = expected(run.kind, run.estimate).seconds
+    return jobs().request(run.key, partial(_behind, run, work, lock, budget), seconds=seconds)
+
+
+def _check(run: Run) -> None:
+    if run.estimate.memory_bytes > 64 * 2**20:  # what is smaller fits, or nothing does
+        check_run(run.estimate, what=run.what, instead=run.instead)
+
+
+def _soon(lock: threading.Lock) -> bool:
+    """Take a lock if it comes free in a moment."""
+    return lock.acquire(timeout=LOCK_SECONDS)
+
+
+def _here(run: Run, work: Callable[[], Found], free: object, *, held: bool) -> Found:
+    """Compute on this thread; ``held``: the lock was taken already."""
+    try:
+        with kept().making(run.key):
+            found = kept().find(run.key)
+            if found is not None:
+                return cast(Found, found.value)
+            with nullcontext() if held else free, budgeted(session_budget()):  # type: ignore[attr-defined]
+                began = time.monotonic()
+                value = work()
+            pace().learn(run.kind, estimated=run.estimate.seconds, took=time.monotonic() - began)
+            kept().put(run.key, value, size=run.size)
+            return value
+    finally:
+        if held:
+            free.release()  # type: ignore[attr-defined]
+
+
+def _behind(
+    run: Run, work: Callable[[], Found], lock: threading.Lock | None, budget: int | None, progress: Progress
+) -> None:
+    """Compute on the thread of a job, and keep the answer."""
+    _check(run)
+    turns = _Turns(lock, progress, run.estimate.weights)
+    with part_of_a_run(), budgeted(budget), turns.held():
+        began = time.monotonic()
+        value = work()
+        took = time.monotonic() - began - turns.paused
+    pace().learn(run.kind, estimated=run.estimate.seconds, took=took)
+    kept().put(run.key, value, size=run.size)
+
+
+@dataclass
+class _Turns:
+    """A long computation that says what it does (``attn_core.watching``), and shares model and machine with others.
+
+    At every report, a tenth of a second apart at least, progress is told, a stop is taken, and others may have the
+    model: what is recorded and edited belongs to a thread, so passes of several threads may lie inside one another.
+
+    Attributes:
+        lock: of the model; held but for these moments.
+        weights: that will have been worked through at the end; 0 where nobody knows.
+        paused: seconds that the computation has waited for others so far.
+    """
+
+    lock: threading.Lock | None
+    progress: Progress
+    weights: int
+    paused: float = 0.0
+    _done: int = 0
+    _last: float = 0.0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock and watch.
+
+        Raises:
+            Stopped: out of the block, when the job was stopped.
+        """
+        from attn_core.watching import watching
+
+        if self.lock is not None:
+            patiently(self.lock, partial(self.progress, 0.0))
+        try:
+            self._last = time.monotonic()
+            with watching(self._worked):
+                yield
+        finally:
+            if self.lock is not None:
+                self.lock.release()
+
+    def _worked(self, count: int) -> None:
+        self._done += count
+        now = time.monotonic()
+        if now - self._last < _STEP_SECONDS:
+            return
+        share = min(self._done / self.weights, 0.99) if self.weights else 0.0
+        if self.lock is not None:
+            self.lock.release()
+        try:
+            if self.lock is not None:
+                time.sleep(TURN_SECONDS)
+            self.progress(share)  # may wait for other jobs
+        finally:
+            if self.lock is not None:
+                self.lock.acquire()
+        self._last = time.monotonic()
+        self.paused += self._last - now
+
+
+def patiently(lock: threading.Lock, check: Callable[[], None]) -> None:
+    """Take a lock, however long others hold it, but for a stop.
+
+    Args:
+        check: raises where somebody has asked for a stop.
+    """
+    while not lock.acquire(timeout=_LOOK_SECONDS):
+        check()
+
+
+@contextmanager
+def part_of_a_run() -> Iterator[None]:
+    """Inside, what is asked for is computed at once: this thread is a job's, and may hold the model already."""
+    token = _nested.set(True)
+    try:
+        yield
+    finally:
+        _nested.reset(token)
+
+
+# On the page -----------------------------------------------------------------------------------------------------
+
+
+def _name(run: Run) -> str:
+    """A short name of a run for the keys of its widgets."""
+    return "run_" + blake2b(repr(run.key).encode(), digest_size=6).hexdigest()
+
+
+def _offer(run: Run, work: Callable[[], Found], lock: threading.Lock | None, told: str = "") -> None:
+    """Say what it takes, and let the reader start it."""
+    with st.container(key=f"as_run_{_name(run)}", border=True):
+        _heading(run)
+        with st.container(horizontal=True, vertical_alignment="center", key=f"{_name(run)}_begin"):
+            st.button(
+                "Start again" if told else "Compute",
+                key=f"{_name(run)}_start",
+                icon=":material/play_arrow:",
+                type="primary",
+                on_click=partial(_started, run, work, lock),
+            )
+            note(told or "It runs behind the page: it shows how far it is, and can be stopped.")
+    waiting_view("The view appears here when this has been computed.")
+
+
+def _heading(run: Run) -> None:
+    words = in_words(expected(run.kind, run.estimate))
+    st.markdown(f"**{literal(run.what)}**: {literal(words)} of memory.")
+
+
+def _started(run: Run, work: Callable[[], Found], lock: threading.Lock | None) -> None:
+    jobs().forget(run.key)
+    start(run, work, lock=lock)
+
+
+def _show(run: Run, work: Callable[[], Found], lock: threading.Lock | None, job: Job) -> None:
+    """How far a job is, or why it ended without an answer."""
+    if job.state == "failed" and job.error is not None:
+        tell_error(job.error, what=f"{run.what} did not end well")
+        _offer(run, work, lock, "Your choices are kept.")
+    elif job.state == "stopped":
+        _offer(run, work, lock, "Stopped.")
+    else:
+        with st.container(key=f"as_run_{_name(run)}", border=True):
+            _heading(run)
+            polled(partial(_progress, run, job), lambda: not job.active, seconds=POLL_SECONDS)
+        waiting_view("The view appears here when this has been computed.")
+
+
+def _progress(run: Run, job: Job) -> None:
+    job.watch()
+    with st.container(horizontal=True, vertical_alignment="center", key=f"{_name(run)}_progress"):
+        st.progress(job.done, text=_stage(job))
+        st.button(
+            "Stop",
+            key=f"{_name(run)}_stop",
+            on_click=job.stop,
+            help="Stops at its next step; nothing that is ready is lost",
+        )
+
+
+def _stage(job: Job) -> str:
+    """ "42%, 12 s left" """
+    if job.stopping:
+        return "stops at its next step"
+    if job.state == "waiting":
+        return "waits for another computation" + (f", {job.done:.0%} done" if job.done else "")
+    if job.done < 0.02:
+        return "begins"
+    passed = time.monotonic() - job.began if job.began is not None else 0.0
+    return f"{job.done:.0%}, {seconds_in_words(passed / job.done * (1.0 - job.done))} left"

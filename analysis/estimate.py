@@ -287,8 +287,8 @@ def measure_rate(device: torch.device | str = "cpu", *, repeats: int = 3) -> Mac
     """
     import torch
 
+    from attn_core.factored import FactoredMap
     from attn_core.flash import flash_attention
-    from attn_core.maps import FactoredMap
 
     generator = torch.Generator().manual_seed(0)
 

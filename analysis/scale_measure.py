@@ -41,9 +41,9 @@ from analysis.scale_curves import (
     bytes_in_words,
     seconds_in_words,
 )
+from attn_core.factored import FactoredMap
 from attn_core.flash import flash_attention
 from attn_core.functional import attention
-from attn_core.maps import FactoredMap
 from attn_core.masks import MaskRule
 
 Message = tuple[Literal["machine", "now", "point", "ended"], Any]

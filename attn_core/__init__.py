@@ -16,9 +16,10 @@ from attn_core.cost import (
 )
 from attn_core.edits import HeadEdit, combined, gate, uniform
 from attn_core.errors import MemoryBudgetError, UnsupportedModelError
+from attn_core.factored import FactoredMap
 from attn_core.flash import Choice, explain_choice, flash_attention
 from attn_core.functional import AttentionOutput, DenseAttentionOutput, attend, attention
-from attn_core.maps import AttentionMap, DenseMap, FactoredMap, HeadStatistics
+from attn_core.maps import AttentionMap, DenseMap, HeadStatistics
 from attn_core.mask_rules import (
     allowed_share,
     block_sparse_rule,

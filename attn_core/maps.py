@@ -1,27 +1,21 @@
-"""Attention maps of one layer: stored as what they were made from, asked for what a view draws.
+"""Attention maps of one layer: what a view asks of them, and the plain kind that keeps its weights.
 
-``FactoredMap`` keeps query, key and the log-sum-exp of each row, O(n·d) numbers, and recomputes any part exactly as
-P[i, j] = exp(score(q_i, k_j) − lse_i). ``DenseMap`` keeps the weights themselves, for models that hand nothing else.
-Both answer the same questions with the same numbers.
+``FactoredMap`` (``attn_core.factored``) keeps query, key and the log-sum-exp of each row instead. All kinds answer
+the same questions with the same numbers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from attn_core.bias import Bias, bias_block, select_bias
 from attn_core.budget import check_fits
 from attn_core.checks import check_index, check_ndim
-from attn_core.flash import streaming
-from attn_core.flash.scoring import Scoring
-from attn_core.functional import attention_scores
-from attn_core.masks import MaskRule
 from attn_core.strips import strip_rows
 from attn_core.watching import worked
 
@@ -146,7 +140,7 @@ class AttentionMap(ABC):
             (min(bins, Q), min(bins, K)), or with all heads first.
         """
         self._check_single("pooled")
-        _check_positive(bins, "pooled: bins")
+        check_positive(bins, "pooled: bins")
         pool = torch.nn.functional.adaptive_max_pool2d if how == "max" else _mean_pool
         columns = min(bins, self.keys)
         parts = []
@@ -160,7 +154,7 @@ class AttentionMap(ABC):
     def top_links(self, head: int | None, k: int) -> tuple[Tensor, Tensor]:
         """The ``k`` strongest keys of each query: weights and key positions, each (Q, k) or (H, Q, k)."""
         self._check_single("top_links")
-        _check_positive(k, "top_links: k")
+        check_positive(k, "top_links: k")
         found = [
             torch.topk(self.block(head, strip, slice(0, self.keys)), min(k, self.keys), dim=-1)
             for strip in self._strips()
@@ -310,170 +304,14 @@ class DenseMap(AttentionMap):
 
     def item(self, index: int, *, rows: Tensor | None = None, columns: Tensor | None = None) -> DenseMap:
         index = check_index(index, self.batch, "AttentionMap.item: index")
-        rows = _kept(self.row_valid, index, self.queries) if rows is None else rows
-        columns = _kept(self.key_valid, index, self.keys) if columns is None else columns
+        rows = kept_positions(self.row_valid, index, self.queries) if rows is None else rows
+        columns = kept_positions(self.key_valid, index, self.keys) if columns is None else columns
         cut = self.stored[index : index + 1][:, :, rows][:, :, :, columns]
         return replace(self, stored=cut, row_valid=None, key_valid=None)
 
     def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
         heads = slice(None) if head is None else slice(head, head + 1)
         return self.stored[:, heads, rows, columns]
-
-
-@dataclass(frozen=True)
-class FactoredMap(AttentionMap):
-    """A map kept as query, key and log-sum-exp; any part is recomputed exactly.
-
-    Attributes:
-        query: (B, H, Q, D) as it entered the product (after rotary embedding).
-        key: (B, G, K, D).
-        lse: (B, H, Q) of the scaled, capped, biased and masked scores.
-        scale, softcap, bias, rule: what made the scores.
-        sinks: (H,) extra score per head, whose weight the rows lack.
-        row_valid: (B, Q) bool, False for padding among the queries; None = as the keys, when Q = K.
-    """
-
-    query: Tensor
-    key: Tensor
-    lse: Tensor
-    scale: float
-    rule: MaskRule = field(default_factory=MaskRule)
-    bias: Bias | None = None
-    softcap: float | None = None
-    row_valid: Tensor | None = None
-    sinks: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        batch, heads, queries, _ = self.query.shape
-        return batch, heads, queries, self.key.shape[2]
-
-    @property
-    def kv_heads(self) -> int:
-        return self.key.shape[1]
-
-    def item(self, index: int, *, rows: Tensor | None = None, columns: Tensor | None = None) -> FactoredMap:
-        index = check_index(index, self.batch, "AttentionMap.item: index")
-        key_valid = self.rule.key_valid
-        row_valid = key_valid if self.row_valid is None and self.queries == self.keys else self.row_valid
-        rows = _kept(row_valid, index, self.queries) if rows is None else rows
-        columns = _kept(key_valid, index, self.keys) if columns is None else columns
-        rows, columns = rows.to(self.query.device), columns.to(self.query.device)
-        return FactoredMap(
-            query=self.query[index : index + 1][:, :, rows],
-            key=self.key[index : index + 1][:, :, columns],
-            lse=self.lse[index : index + 1][:, :, rows],
-            scale=self.scale,
-            rule=self.rule.select(index, rows, columns, queries=self.queries, keys=self.keys),
-            bias=select_bias(self.bias, index, rows, columns),
-            softcap=self.softcap,
-            sinks=self.sinks,
-        )
-
-    def pooled(self, head: int | None, bins: int, *, how: Literal["max", "mean"] = "max") -> Tensor:
-        """As in ``AttentionMap``; of the largest weights, O(bins²) memory."""
-        self._check_single("pooled")
-        _check_positive(bins, "pooled: bins")
-        row_bins = list(_bin_bounds(self.queries, min(bins, self.queries)))
-        found = streaming.pooled(self.factors(head), row_bins, min(bins, self.keys), how=how)
-        return found if head is None else found[0]
-
-    def top_links(self, head: int | None, k: int) -> tuple[Tensor, Tensor]:
-        """As in ``AttentionMap``; of equal weights the first key comes first."""
-        self._check_single("top_links")
-        _check_positive(k, "top_links: k")
-        values, keys = streaming.top_links(self.factors(head), min(k, self.keys))
-        return (values, keys) if head is None else (values[0], keys[0])
-
-    def apply(self, values: Tensor) -> Tensor:
-        """As in ``AttentionMap``."""
-        self._check_single("apply")
-        values = self._checked(values, self.keys, "apply: values")
-        return streaming.applied(self.factors(), values.to(self.lse))
-
-    def apply_left(self, rows: Tensor) -> Tensor:
-        """As in ``AttentionMap``."""
-        self._check_single("apply_left")
-        left = self._checked(rows.transpose(-1, -2), self.queries, "apply_left: rows").transpose(-1, -2)
-        return streaming.applied_left(self.factors(), left.to(self.lse).contiguous())
-
-    def row_totals(self) -> Tensor:
-        """As in ``AttentionMap``, in O(Q): the log-sum-exp tells what a sink took."""
-        self._check_single("row_totals")
-        lse = self.lse[0]
-        some = ~torch.isneginf(lse)
-        if self.sinks is None:
-            return some.to(lse.dtype)
-        return some * -torch.expm1(self.sinks.to(lse)[:, None] - lse)
-
-    def statistics(self, carry: Tensor | None = None) -> HeadStatistics:
-        """As in ``AttentionMap``, a tile at a time."""
-        self._check_single("statistics")
-        lse = self.lse[0]
-        left = torch.ones_like(lse[:1, None])  # (1, 1, Q)
-        if carry is not None:
-            rows = self._checked(carry.transpose(-1, -2), self.queries, "statistics: carry").transpose(-1, -2)
-            left = torch.cat([left.expand(len(rows), -1, -1), rows.to(lse)], 1)
-        of_rows, received = streaming.statistics(self.factors(), left)
-        used = (~torch.isneginf(lse)).sum(-1).clamp(min=1)
-        means = {name: (values.sum(-1) / used).to("cpu", torch.float32) for name, values in of_rows.items()}
-        return HeadStatistics(
-            **means,
-            first_mass=(received[:, 0, :1].sum(-1) / used).to("cpu", torch.float32),
-            received=received[:, 0].to("cpu", torch.float32),
-            carried=None if carry is None else received[:, 1:],
-        )
-
-    def relevance_step(
-        self, left: Tensor, gradient: Tensor, value: Tensor, *, each_head: bool = True
-    ) -> Tensor:
-        """(K,): left @ mean over heads of weights ∘ their gradient, negative parts cut, and no n × n array.
-
-        Chefer et al. 2021 (Generic attention-model explainability, eq. 5 and 6). The gradient of a weight is that of
-        the context times the value, so both are made a tile at a time.
-
-        Args:
-            left: (Q,) relevance of the queries.
-            gradient: (H, Q, E) of the target with respect to the context; ``value``: (G, K, E).
-            each_head: cut the negative part of each head, else that of their mean.
-        """
-        self._check_single("relevance_step")
-        return streaming.relevance_step(
-            self.factors(), left.to(self.lse), gradient, value, each_head=each_head
-        )
-
-    def factors(self, head: int | None = None) -> streaming.Factors:
-        """The one item's map as ``attn_core.flash.streaming`` walks through it, of one head or of all.
-
-        Raises:
-            ValueError: if the map holds several items.
-        """
-        self._check_single("factors")
-        scoring = Scoring(self.scale, self.rule, self.bias, self.softcap)
-        factors = streaming.Factors.of(self.query, self.key, self.lse, scoring)
-        if head is None:
-            return factors
-        return factors.of_head(check_index(head, self.heads, "AttentionMap: head"))
-
-    def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
-        query, key, lse = self.query, self.key, self.lse
-        if head is not None:
-            group = head // (self.heads // self.kv_heads)
-            query, lse = query[:, head : head + 1], lse[:, head : head + 1]
-            key = key[:, group : group + 1]
-        lse = lse[:, :, rows]
-        scores = attention_scores(
-            query[:, :, rows].to(lse.dtype),
-            key[:, :, columns].to(lse.dtype),
-            scale=self.scale,
-            softcap=self.softcap,
-            bias=bias_block(self.bias, rows, columns, head=head),
-        )
-        lse = torch.where(torch.isneginf(lse), torch.zeros_like(lse), lse)
-        weights = scores.sub_(lse[..., None]).exp_()  # scores are new, and nothing here has a graph
-        positions = (torch.arange(s.start, s.stop, device=query.device) for s in (rows, columns))
-        allowed = self.rule.allowed(*positions, queries=self.queries, keys=self.keys)
-        return weights if allowed is None else weights.masked_fill(~allowed, 0.0)
 
 
 @dataclass(frozen=True)
@@ -489,7 +327,7 @@ def _aligned_strips(rows: int, bins: int, heads: int, keys: int) -> Iterator[_Bi
     """Strips of rows that hold whole bins (adaptive pooling's bounds), so that pooling needs no second pass."""
     limit = strip_rows(heads, keys)
     group: list[tuple[int, int]] = []
-    for low, high in _bin_bounds(rows, bins):
+    for low, high in bin_bounds(rows, bins):
         if group and high - group[0][0] > limit:
             yield _strip_of(group)
             group = []
@@ -498,12 +336,12 @@ def _aligned_strips(rows: int, bins: int, heads: int, keys: int) -> Iterator[_Bi
         yield _strip_of(group)
 
 
-def _bin_bounds(length: int, bins: int) -> Iterator[tuple[int, int]]:
+def bin_bounds(length: int, bins: int) -> Iterator[tuple[int, int]]:
     """First and one after the last of each bin, as adaptive pooling cuts them: neighbours may share one."""
     return ((i * length // bins, -(-(i + 1) * length // bins)) for i in range(bins))
 
 
-def _check_positive(number: int, name: str) -> None:
+def check_positive(number: int, name: str) -> None:
     if number < 1:
         raise ValueError(f"AttentionMap.{name} must be at least 1 but is {number}.")
 
@@ -523,5 +361,5 @@ def _bounded(part: slice, size: int) -> slice:
     return slice(start, max(start, stop))
 
 
-def _kept(valid: Tensor | None, index: int, size: int) -> Tensor:
+def kept_positions(valid: Tensor | None, index: int, size: int) -> Tensor:
     return torch.arange(size) if valid is None else valid[index % valid.shape[0]].nonzero()[:, 0]

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from attn_core.checks import check_index
-from attn_core.maps import AttentionMap, Piece
+from attn_core.maps import AttentionMap, Piece, check_positive
+from attn_core.sparse_maps import pooled_parts, strongest_parts
 from attn_core.watching import worked
 
 
@@ -107,34 +108,19 @@ class ReadingMap(AttentionMap):
         return (self._holders > 1).nonzero()[:, 0]
 
     def pooled(self, head: int | None, bins: int, *, how: Literal["max", "mean"] = "max") -> Tensor:
+        """As in ``AttentionMap``, from the windows alone."""
         self._check_single("pooled")
-        if bins < 1:
-            raise ValueError(f"AttentionMap.pooled: bins must be at least 1 but is {bins}.")
-        down, across = min(bins, self.queries), min(bins, self.keys)
-        cells = self._nothing(head, down, across)
-        for rows, columns, weights in self._parts(head):
-            _pool_into(cells, rows, columns, weights, self.queries, self.keys, how=how)
-        if how == "mean":
-            (top, bottom), (left, right) = _bins(self.queries, down), _bins(self.keys, across)
-            cells = cells / ((bottom - top)[:, None] * (right - left)).to(cells.device)
-        return cells if head is None else cells[0]
+        check_positive(bins, "pooled: bins")
+        nothing = self._nothing(head, min(bins, self.queries), min(bins, self.keys))
+        found = pooled_parts(self._parts(head), nothing, queries=self.queries, keys=self.keys, how=how)
+        return found if head is None else found[0]
 
     def top_links(self, head: int | None, k: int) -> tuple[Tensor, Tensor]:
+        """As in ``AttentionMap``, from the windows alone."""
         self._check_single("top_links")
-        if k < 1:
-            raise ValueError(f"AttentionMap.top_links: k must be at least 1 but is {k}.")
-        count = min(k, self.keys)
-        values = self._nothing(head, self.queries, count)
-        keys = torch.arange(count, device=values.device).expand(values.shape).clone()
-        for rows, columns, weights in self._parts(head):
-            width = min(count, len(columns))
-            found = torch.topk(weights, width, dim=-1)
-            values[:, rows, :width] = found.values
-            keys[:, rows, :width] = columns.to(keys.device)[found.indices]
-            if width < count:  # a row sees no more keys: the rest are others, with weight 0
-                others = torch.ones(self.keys, dtype=torch.bool)
-                others[columns] = False
-                keys[:, rows, width:] = others.nonzero()[: count - width, 0].to(keys.device)
+        check_positive(k, "top_links: k")
+        nothing = self._nothing(head, self.queries, min(k, self.keys))
+        values, keys = strongest_parts(self._parts(head), nothing, keys=self.keys)
         return (values, keys) if head is None else (values[0], keys[0])
 
     def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
@@ -239,42 +225,3 @@ def _runs_of(places: Tensor) -> list[slice]:
     breaks = (places.diff() != 1).nonzero()[:, 0] + 1
     bounds = [0, *breaks.tolist(), len(places)]
     return [slice(int(places[start]), int(places[stop - 1]) + 1) for start, stop in pairwise(bounds)]
-
-
-def _pool_into(
-    cells: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    weights: Tensor,
-    queries: int,
-    keys: int,
-    *,
-    how: Literal["max", "mean"],
-) -> None:
-    """Add a part of a map to its cells (H or 1, b, c): the bins of adaptive pooling, which may overlap by one.
-
-    Columns are pooled first, so that rows are only pooled over as many numbers as the part has bins across.
-    """
-    across = _bins_touched(columns, keys, cells.shape[2])
-    pool = torch.amax if how == "max" else torch.sum
-    pooled = torch.stack([pool(weights[:, :, places], dim=2) for _, places in across], dim=2)
-    at = torch.tensor([number for number, _ in across], device=cells.device)
-    for number, places in _bins_touched(rows, queries, cells.shape[1]):
-        found = pool(pooled[:, places], dim=1)  # (H or 1, c')
-        if how == "max":
-            cells[:, number, at] = torch.maximum(cells[:, number, at], found)
-        else:
-            cells[:, number, at] += found
-
-
-def _bins_touched(positions: Tensor, length: int, bins: int) -> list[tuple[int, slice]]:
-    """Bins that hold some of ascending positions, and the places of these."""
-    starts, stops = (torch.searchsorted(positions, bound) for bound in _bins(length, bins))
-    touched = (stops > starts).nonzero()[:, 0].tolist()
-    return [(index, slice(int(starts[index]), int(stops[index]))) for index in touched]
-
-
-def _bins(length: int, bins: int) -> tuple[Tensor, Tensor]:
-    """(bins,) where each bin of adaptive pooling begins, ⌊i · length / bins⌋, and ends, ⌈(i + 1) · length / bins⌉."""
-    number = torch.arange(bins)
-    return number * length // bins, -(-(number + 1) * length // bins)

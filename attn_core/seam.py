@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from attn_core.bias import Bias, RelativeBias, TableBias
 from attn_core.edits import AttentionCall, HeadEdit, WeightedCall, edited_map, gated, replaced_context
+from attn_core.factored import FactoredMap
 from attn_core.flash import flash_attention
 from attn_core.functional import repeat_groups, resolve_scale
-from attn_core.maps import AttentionMap, DenseMap, FactoredMap
+from attn_core.maps import AttentionMap, DenseMap
 from attn_core.masks import MaskRule
 
 

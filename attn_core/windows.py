@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from attn_core.checks import check_index
-from attn_core.maps import AttentionMap, Piece
+from attn_core.maps import AttentionMap, Piece, check_positive
+from attn_core.sparse_maps import pooled_parts, strongest_parts
 
 TOGETHER_ELEMENTS = 16_000_000
 """Weights of all windows that are computed at once: 64 MB in float32."""
@@ -118,47 +119,19 @@ class WindowedMap(AttentionMap):
         return shares if head is None else shares[0]
 
     def pooled(self, head: int | None, bins: int, *, how: Literal["max", "mean"] = "max") -> Tensor:
+        """As in ``AttentionMap``, from the windows alone."""
         self._check_single("pooled")
-        if bins < 1:
-            raise ValueError(f"AttentionMap.pooled: bins must be at least 1 but is {bins}.")
-        down, across = min(bins, self.queries), min(bins, self.keys)
-        cells = self._nothing(1, head, down * across)[0, :, 0]  # (H or 1, cells)
-        for rows, columns, weights in self._windows_of(head):
-            values = weights.reshape(len(weights), -1)
-            for row_bins, in_rows in _bins_of(rows, self.queries, down):
-                for column_bins, in_columns in _bins_of(columns, self.keys, across):
-                    cell = (row_bins[:, None] * across + column_bins).reshape(-1).to(cells.device)
-                    inside = (in_rows[:, None] & in_columns).reshape(-1).to(cells.device)
-                    reduce = "amax" if how == "max" else "sum"
-                    cells.scatter_reduce_(
-                        1,
-                        cell[inside].expand(len(cells), -1),
-                        values[:, inside],
-                        reduce=reduce,
-                        include_self=True,
-                    )
-        if how == "mean":
-            sizes = _bin_sizes(self.queries, down)[:, None] * _bin_sizes(self.keys, across)
-            cells = cells / sizes.reshape(-1).to(cells.device)
-        pooled = cells.view(len(cells), down, across)
-        return pooled if head is None else pooled[0]
+        check_positive(bins, "pooled: bins")
+        nothing = self._nothing(1, head, min(bins, self.keys), height=min(bins, self.queries))[0]
+        found = pooled_parts(self._windows_of(head), nothing, queries=self.queries, keys=self.keys, how=how)
+        return found if head is None else found[0]
 
     def top_links(self, head: int | None, k: int) -> tuple[Tensor, Tensor]:
+        """As in ``AttentionMap``, from the windows alone."""
         self._check_single("top_links")
-        if k < 1:
-            raise ValueError(f"AttentionMap.top_links: k must be at least 1 but is {k}.")
-        count = min(k, self.keys)
-        values = self._nothing(1, head, count)[0].expand(-1, self.queries, -1).clone()  # (H or 1, Q, k)
-        keys = torch.arange(count, device=values.device).expand(values.shape).clone()
-        for rows, columns, weights in self._windows_of(head):
-            found = torch.topk(weights, min(count, len(columns)), dim=-1)
-            width = found.values.shape[-1]
-            values[:, rows, :width] = found.values
-            keys[:, rows, :width] = columns.to(keys.device)[found.indices]
-            if width < count:  # a query has no more keys: the rest are others', with weight 0
-                others = torch.ones(self.keys, dtype=torch.bool)
-                others[columns] = False
-                keys[:, rows, width:] = others.nonzero()[: count - width, 0].to(keys.device)
+        check_positive(k, "top_links: k")
+        nothing = self._nothing(1, head, min(k, self.keys), height=self.queries)[0]
+        values, keys = strongest_parts(self._windows_of(head), nothing, keys=self.keys)
         return (values, keys) if head is None else (values[0], keys[0])
 
     def _weights(self, rows: slice, columns: slice, head: int | None) -> Tensor:
@@ -256,23 +229,3 @@ def _renumbered(positions: Tensor, kept: Tensor | None) -> Tensor:
     numbers = torch.full((int((positions >= 0).sum()) + 1,), -1)  # the last entry is that of −1
     numbers[kept.cpu()] = torch.arange(len(kept))
     return numbers[positions]
-
-
-def _bins_of(positions: Tensor, length: int, bins: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The bins of adaptive pooling that hold each position: they overlap, so a position may be in two.
-
-    Bin i reaches from ⌊i · length / bins⌋ to ⌈(i + 1) · length / bins⌉.
-
-    Returns:
-        twice: a bin of each position, and whether it counts.
-    """
-    first = positions * bins // length
-    last = -(-(positions + 1) * bins // length) - 1
-    yield first, torch.ones_like(positions, dtype=torch.bool)
-    yield last, last > first
-
-
-def _bin_sizes(length: int, bins: int) -> Tensor:
-    """(bins,) positions in each bin of adaptive pooling."""
-    number = torch.arange(bins)
-    return -(-(number + 1) * length // bins) - number * length // bins

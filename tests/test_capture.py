@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from analysis.hf.attention import IMPLEMENTATION, capture
 from analysis.hf.rule_masks import RuleMask
 from attn_core.errors import UnsupportedModelError
-from attn_core.maps import FactoredMap
+from attn_core.factored import FactoredMap
 from attn_core.masks import MaskRule
 from tests.capture_helpers import assert_same_state, captured, maps_by_kind, state_of
 from tests.tiny_models import (

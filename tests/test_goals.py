@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attn_core.factored import FactoredMap
 from attn_core.flash import flash_attention
-from attn_core.maps import DenseMap, FactoredMap
+from attn_core.maps import DenseMap
 from benchmarks import goals
 from benchmarks.goal_views import check_same_views, exact_weights
 from benchmarks.goals import CHECKED, GOALS, Reading, broken, outcome_of, row

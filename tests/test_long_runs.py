@@ -23,8 +23,9 @@ from analysis.streamed import StreamedMatrix, streamed_matrix
 from analysis.visible import matrix_above, matrix_limits, pooled_window
 from attn_core.budget import budget_bytes, memory_budget
 from attn_core.errors import MemoryBudgetError
+from attn_core.factored import FactoredMap
 from attn_core.flash import flash_attention
-from attn_core.maps import DenseMap, FactoredMap
+from attn_core.maps import DenseMap
 from attn_core.watching import worked
 from dashboard import cached, evidence_cache, figures, long_runs, selection
 from dashboard.evidence_jobs import Jobs, Pending

@@ -26,7 +26,7 @@ from analysis.hf.rule_masks import band_of, rule_mask
 from analysis.inputs import encode_text
 from analysis.models import LoadedModel
 from analysis.reading import encode_document
-from attn_core.maps import FactoredMap
+from attn_core.factored import FactoredMap
 from dashboard import text_reading
 from dashboard.document_places import part_of, places_of
 from dashboard.selection import TextReading

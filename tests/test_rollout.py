@@ -17,8 +17,9 @@ from torch.testing import assert_close
 
 from analysis.rollout import FUSIONS, discard_smallest, rollout, rollout_row, statistics_and_rollout
 from attn_core.errors import MemoryBudgetError
+from attn_core.factored import FactoredMap
 from attn_core.flash import flash_attention
-from attn_core.maps import DenseMap, FactoredMap
+from attn_core.maps import DenseMap
 from attn_core.masks import MaskRule
 from tests.oracles import formulas
 

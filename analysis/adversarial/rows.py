@@ -24,7 +24,7 @@ from analysis.hf.branching import branching, find_branch
 from analysis.hf.editing import LayerKey, attention_calls, editing_layers
 from attn_core.edits import AttentionCall, HeadEdit, combined, runs_of
 from attn_core.errors import MemoryBudgetError, UnsupportedModelError
-from attn_core.maps import FactoredMap
+from attn_core.factored import FactoredMap
 from attn_core.models.classifier import AttentionClassifier
 from attn_core.replacements import given
 

@@ -30,7 +30,8 @@ from analysis.inputs import check_one_pass
 from analysis.tokenising import takes
 from attn_core.budget import budget_bytes, fits
 from attn_core.errors import UnsupportedModelError
-from attn_core.maps import AttentionMap, FactoredMap
+from attn_core.factored import FactoredMap
+from attn_core.maps import AttentionMap
 from attn_core.seam import Recorded
 from attn_core.strips import strip_rows
 

@@ -26,7 +26,8 @@ from analysis.heads.streamed import (
     walk_picture,
     walk_text,
 )
-from attn_core.maps import AttentionMap, FactoredMap
+from attn_core.factored import FactoredMap
+from attn_core.maps import AttentionMap
 
 OFFSETS = tuple(range(-5, 6))
 """Key − query; 0 is the token itself, −1 the previous one."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from analysis.heads.positions import Layout, Side
+from attn_core.factored import FactoredMap
 from attn_core.flash.streaming import Matches, Positions, add_map_sums
 from attn_core.flash.tiles import RowSums
-from attn_core.maps import FactoredMap
 
 NO_QUERY, NO_KEY = -2, -3
 """Numbers that match nothing."""

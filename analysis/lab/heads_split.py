@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from analysis.figure_lab import Curve, CurvePanel, CurveSheet, MatrixSheet, NamedMatrix
 from attn_core.cost import AttentionShape, kv_cache_bytes
-from attn_core.maps import FactoredMap
+from attn_core.factored import FactoredMap
 from attn_core.modules import MultiHeadAttention
 from attn_core.seam import recording
 

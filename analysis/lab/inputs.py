@@ -11,7 +11,7 @@ from torch import Tensor
 from analysis.hf.attention import capture
 from analysis.inputs import encode_text
 from attn_core.errors import UnsupportedModelError
-from attn_core.maps import FactoredMap
+from attn_core.factored import FactoredMap
 
 if TYPE_CHECKING:
     from analysis.models import LoadedModel

@@ -17,7 +17,8 @@ from scipy.spatial.distance import squareform
 
 from analysis.heads import clusters
 from analysis.heads.clusters import HeadDistances, embed, head_distances, head_order
-from attn_core.maps import DenseMap, FactoredMap
+from attn_core.factored import FactoredMap
+from attn_core.maps import DenseMap
 
 CASE = Path(__file__).parent.parent / "oracles" / "06_clark" / "minilm_pairs"
 ARRAYS = np.load(CASE.with_suffix(".npz"))

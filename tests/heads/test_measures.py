@@ -20,7 +20,8 @@ from analysis.heads.measures import OFFSETS, STATISTICS, measure
 from analysis.heads.positions import Layout, layouts_of, picture_side, text_side
 from analysis.heads.survey import HeadTable, Surveyor
 from analysis.inputs import PatchGrid
-from attn_core.maps import DenseMap, FactoredMap
+from attn_core.factored import FactoredMap
+from attn_core.maps import DenseMap
 from attn_core.masks import MaskRule
 from scripts.planted_heads import hidden_of, picture_scene, planted, text_scene
 

@@ -16,6 +16,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -23,7 +24,6 @@ from numpy.typing import NDArray
 
 from analysis.export_cells import csv_cell as csv_cell  # for tables that are no figures
 from analysis.export_cells import strings
-from analysis.export_rows import ARRAYS, ENTRIES, ROWS
 from analysis.figure_data import (
     LINE_CAP,
     AttentionContrast,
@@ -59,10 +59,6 @@ from analysis.figure_lab import (
 )
 from analysis.streamed import StreamedMatrix
 from analysis.visible import matrix_window, shown_in_words, source_line, visible_text
-from analysis.visible_checks import check_checked_set, check_head_effects, check_trade_off
-from analysis.visible_contrast import check_contrast
-from analysis.visible_lab import check_curve_sheet, check_matrix_sheet
-from analysis.visible_story import check_diagram, check_timeline
 
 EvidenceBoard = EvidenceMaps | EvidenceWords
 """Records whose panels stand side by side and can be files of their own."""
@@ -125,8 +121,9 @@ def export_figure(figure: Figure, provenance: Provenance, format: ExportFormat) 
         raise ValueError(
             f"export_figure: format must be one of {names} but is {format!r}; choose one of them."
         )
-    if type(figure) in _CHECKS:
-        _CHECKS[type(figure)](figure, "export_figure")
+    checks = _checks()
+    if type(figure) in checks:
+        checks[type(figure)](figure, "export_figure")
     reason = refusal(figure, format)
     if reason is not None:
         raise ValueError(f"export_figure: {reason}")
@@ -279,16 +276,24 @@ _DATA = {(CheckedSet, "names"), (AttentionContrast, "source"), (Timeline, "entri
 """Fields that are data, not choices: texts stand in data files alone."""
 
 
-_CHECKS: Mapping[type, Callable[[Any, str], None]] = {
-    AttentionContrast: check_contrast,
-    CheckedSet: check_checked_set,
-    HeadEffects: check_head_effects,
-    TradeOff: check_trade_off,
-    MatrixSheet: check_matrix_sheet,
-    CurveSheet: check_curve_sheet,
-    Timeline: check_timeline,
-    Diagram: check_diagram,
-}
+@cache
+def _checks() -> Mapping[type, Callable[[Any, str], None]]:
+    """Checks of records, imported when a file is written: the first page offers files and writes none."""
+    from analysis.visible_checks import check_checked_set, check_head_effects, check_trade_off
+    from analysis.visible_contrast import check_contrast
+    from analysis.visible_lab import check_curve_sheet, check_matrix_sheet
+    from analysis.visible_story import check_diagram, check_timeline
+
+    return {
+        AttentionContrast: check_contrast,
+        CheckedSet: check_checked_set,
+        HeadEffects: check_head_effects,
+        TradeOff: check_trade_off,
+        MatrixSheet: check_matrix_sheet,
+        CurveSheet: check_curve_sheet,
+        Timeline: check_timeline,
+        Diagram: check_diagram,
+    }
 
 
 # The record inside every file -----------------------------------------------------------------------------------
@@ -410,9 +415,12 @@ def _plain(value: Any) -> Any:
 
 
 # Data files -----------------------------------------------------------------------------------------------------
+# What they hold is imported when one is written, as the checks are.
 
 
 def _write_json(figure: Figure, provenance: Provenance) -> bytes:
+    from analysis.export_rows import ENTRIES
+
     document = figure_document(figure, provenance)
     for name, labels in _label_sets(figure).items():
         document.setdefault("tokens", {})[name] = [dataclasses.asdict(label) for label in labels]
@@ -422,6 +430,8 @@ def _write_json(figure: Figure, provenance: Provenance) -> bytes:
 
 
 def _write_csv(figure: Figure, provenance: Provenance) -> bytes:
+    from analysis.export_rows import ROWS
+
     header = [
         "AttnScope figure data, UTF-8. Indices count from 0.",
         "Read with pandas.read_csv(file, comment='#', keep_default_na=False).",
@@ -437,6 +447,8 @@ def _write_csv(figure: Figure, provenance: Provenance) -> bytes:
 
 
 def _write_npz(figure: Figure, provenance: Provenance) -> bytes:
+    from analysis.export_rows import ARRAYS
+
     arrays: dict[str, NDArray[Any]] = {}
     for item in dataclasses.fields(figure):
         value = getattr(figure, item.name)

@@ -121,7 +121,7 @@ def _evidence_word_rows(view: EvidenceWords, provenance: Provenance) -> Iterator
         yield from _evidence_table_rows(view)
         return
     yield "panel,method,target,index,token,score"
-    labels = [f"{index},{cell}" for index, cell in enumerate(cells(view.tokens))]
+    labels = [f"{view.start + index},{cell}" for index, cell in enumerate(cells(view.tokens))]
     for start, values in zip(_panel_cells(view.panels), view.scores, strict=True):
         for label, value in zip(labels, numbers(values), strict=True):
             yield f"{start},{label},{value}"

@@ -166,6 +166,7 @@ class TokenScores:
         scores: (N,) exact values.
         tokens: N labels.
         source: index of the token whose row this is (marked), or None.
+        start: place of the first token in the whole text, when a part of it is shown.
         scale: colour in proportion to the value, or to its square root.
     """
 
@@ -178,6 +179,7 @@ class TokenScores:
     unit: str = "share of the row (sums to 1)"
     direction: Literal["ltr", "rtl"] = "ltr"
     scale: Literal["linear", "sqrt"] = "linear"
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,7 @@ class EvidenceWords:
         positive: evidence against is not drawn.
         marked: index of a label, or None.
         unit: what a label is.
+        start: place of the first label in the whole text, when a part of it is shown.
         predicted: of a table the M labels of its predicted words, a panel each; () where panels are methods.
         probabilities: (M,) of the predicted words; None where there are none.
     """
@@ -288,6 +291,7 @@ class EvidenceWords:
     unit: Literal["words", "tokens"] = "words"
     predicted: tuple[TokenLabel, ...] = ()
     probabilities: Floats | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True)

@@ -182,9 +182,22 @@ def reading_notes(reading: Reading, labelled: Labelled, *, causal: bool, total: 
     shared = f" The rows of {names} are the mean over the windows." if names else ""
     return (
         f"Read {total:,} tokens in {len(reading.windows):,} windows of {reading.window:,}, stride "
-        f"{reading.stride:,}: neighbours share {reading.overlap:,} tokens. A token's row is that of {owner}; tokens "
-        f"that share no window have no weight.{shared}",
+        f"{reading.stride:,}: {_overlaps(reading)}. A token's row is that of {owner}; tokens that share no window "
+        f"have no weight.{shared}",
     )
+
+
+def _overlaps(reading: Reading) -> str:
+    """How much windows share; the last one, which ends with the text, may share more than the others."""
+    count = len(reading.windows)
+    before, last = reading.span(count - 2), reading.span(count - 1)
+    at_the_end = before[1] + 1 - last[0]
+    if count == 2:
+        return f"they share {at_the_end:,} tokens"
+    end = "" if at_the_end != reading.overlap else ""
+    if not reading.overlap:
+        return f"neighbours share no tokens{end}"
+    return f"neighbours share {reading.overlap:,} tokens{end}"
 
 
 def _text_span(sides: Sequence[int | None]) -> tuple[int, int]:

@@ -32,15 +32,13 @@ from analysis.lab.variant_costs import peak_tensor_bytes
 from analysis.scale_curves import (
     REPEATED_SECONDS,
     REPEATS,
-    WAY_TITLES,
     Ended,
     Point,
-    ScalePlan,
-    Way,
     absent_for,
     bytes_in_words,
     seconds_in_words,
 )
+from analysis.scale_plan import WAY_TITLES, ScalePlan, Way
 from attn_core.factored import FactoredMap
 from attn_core.flash import flash_attention
 from attn_core.functional import attention

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -39,11 +40,6 @@ from analysis.figure_data import (
 from analysis.figure_lab import CurveSheet, Diagram, MatrixSheet, Timeline
 from analysis.pairs import PAIR_NAMES, Side, in_filter
 from analysis.streamed import StreamedMatrix
-from analysis.visible_checks import contrast_in_words, effects_in_words, set_in_words, trade_off_in_words
-from analysis.visible_evidence import maps_in_words, texts_in_words
-from analysis.visible_heads import grid_in_words
-from analysis.visible_lab import curves_in_words, sheet_in_words
-from analysis.visible_story import diagram_in_words, timeline_in_words
 
 PICTURE_CELLS = 1024
 """Most cells along one side of a drawn matrix; larger ones are max-pooled for the picture, never for the data."""
@@ -303,7 +299,8 @@ def settings_line(provenance: Provenance) -> str:
 
 def shown_in_words(figure: Figure) -> str:
     """What the figure shows and leaves out, in plain sentences."""
-    return _WORDS[type(figure)](figure)
+    kind = type(figure)
+    return (_WORDS[kind] if kind in _WORDS else _other_words()[kind])(figure)
 
 
 def _head_view_words(view: HeadView) -> str:
@@ -407,7 +404,7 @@ def _token_scores_words(view: TokenScores) -> str:
     if view.scale == "sqrt":
         words += " Colour by the square root of the value."
     if view.source is not None:
-        words += f" Row of token {view.source} “{short_label(view.tokens[view.source].text)}” (outlined)."
+        words += f" Row of token {view.start + view.source} “{short_label(view.tokens[view.source].text)}” (outlined)."
     if above_scale(view.scores, score_limits(view)).any():
         words += f" {above_in_words(view)}"
     if view.direction == "rtl":
@@ -451,18 +448,36 @@ _WORDS: Mapping[type, Callable[[Any], str]] = {
     MatrixView: _matrix_view_words,
     TokenScores: _token_scores_words,
     PatchMaps: _patch_maps_words,
-    EvidenceMaps: maps_in_words,
-    EvidenceWords: texts_in_words,
-    HeadGrid: grid_in_words,
-    AttentionContrast: contrast_in_words,
-    CheckedSet: set_in_words,
-    HeadEffects: effects_in_words,
-    TradeOff: trade_off_in_words,
-    MatrixSheet: sheet_in_words,
-    CurveSheet: curves_in_words,
-    Timeline: timeline_in_words,
-    Diagram: diagram_in_words,
 }
+
+
+@cache
+def _other_words() -> Mapping[type, Callable[[Any], str]]:
+    """Words of the figures that the first page does not draw, imported when one of them is drawn."""
+    from analysis.visible_checks import (
+        contrast_in_words,
+        effects_in_words,
+        set_in_words,
+        trade_off_in_words,
+    )
+    from analysis.visible_evidence import maps_in_words, texts_in_words
+    from analysis.visible_heads import grid_in_words
+    from analysis.visible_lab import curves_in_words, sheet_in_words
+    from analysis.visible_story import diagram_in_words, timeline_in_words
+
+    return {
+        EvidenceMaps: maps_in_words,
+        EvidenceWords: texts_in_words,
+        HeadGrid: grid_in_words,
+        AttentionContrast: contrast_in_words,
+        CheckedSet: set_in_words,
+        HeadEffects: effects_in_words,
+        TradeOff: trade_off_in_words,
+        MatrixSheet: sheet_in_words,
+        CurveSheet: curves_in_words,
+        Timeline: timeline_in_words,
+        Diagram: diagram_in_words,
+    }
 
 
 def tokens_of(figure: Figure) -> tuple[TokenLabel, ...]:

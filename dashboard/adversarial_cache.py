@@ -7,8 +7,9 @@ the inputs, and plain choices.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from analysis.estimate import Estimate, MachineRate, ModelSize, forward_estimate
@@ -17,10 +18,11 @@ from dashboard.adversarial_choices import Edit, Others, Search
 from dashboard.cached import SharedModel, Traced
 from dashboard.evidence_cache import in_turns, jobs
 from dashboard.evidence_jobs import Job, Progress
-from dashboard.heads_cache import MakeInputs, Running, inputs_taken, kept
+from dashboard.heads_cache import MakeInputs, Running, every_head, inputs_taken, kept
+from dashboard.long_runs import Offered
 
 if TYPE_CHECKING:
-    from analysis.adversarial.candidates import Candidates
+    from analysis.adversarial.candidates import Candidates, Named
     from analysis.adversarial.rows import FreeRows, Place
     from analysis.adversarial.sets import CheckedInput
     from analysis.evidence.targets import Target
@@ -31,6 +33,9 @@ QUICK_SECONDS = 1.2
 
 STEPS = {"projected": 60, "penalty": 500}
 """Of the searches through a transformer; the second is the paper's number."""
+
+BROUGHT_IN = 130
+"""Answers until the starts of a projected search are inside ε, about."""
 
 CANDIDATES = 5
 PERMUTATIONS = 100
@@ -50,41 +55,69 @@ def rows(key: str, place: Place | None, others: Others, _traced: Traced) -> Free
 
         return rows_of(model, inputs, place, others=others)
 
-    what = f"Two forward passes over {inputs.kept_tokens:,} positions"
-    estimate = cached.input_estimate(_traced.shared, inputs, _twice)
-    run = long_runs.Run(("adversarial rows", key), what, "rows", estimate)
+    # The attention; where the rest responds also what enters the edited layer, and whether going on from there
+    # gives what two whole passes give.
+    passes, words = (1.0, "A forward pass") if others == "fixed" else (3.2, "Four forward passes")
+    what = f"{words} over {inputs.kept_tokens:,} positions"
+    run = _of_passes(_traced, ("adversarial rows", key), what, "rows", passes)
     return long_runs.answer(run, work, lock=_traced.shared.lock)
 
 
-def _twice(size: ModelSize, tokens: int, rate: MachineRate) -> Estimate:
-    """Two forward passes."""
+def _forward_passes(count: float, size: ModelSize, tokens: int, rate: MachineRate) -> Estimate:
     once = forward_estimate(size, tokens, rate)
-    return replace(once, seconds=2.0 * once.seconds, weights=2 * once.weights)
+    return replace(once, seconds=count * once.seconds, weights=round(count * once.weights))
 
 
-def compared(key: str, _shared: SharedModel, _rows: FreeRows, _named: Any) -> Candidates:
-    """What the model says with each of some attention; ``key`` tells the rows and the candidates."""
+def _of_passes(traced: Traced, key: Hashable, what: str, kind: str, passes: float) -> long_runs.Run:
+    """What runs about as long as so many forward passes."""
+    estimate = cached.input_estimate(traced.shared, traced.inputs, partial(_forward_passes, passes))
+    return long_runs.Run(key, what, kind, estimate)
+
+
+def answer_passes(traced: Traced, place: Place | None, others: Others) -> float:
+    """Forward passes that one answer takes: the layers from the lowest edited one on, where the rest responds."""
+    layers = traced.model.layers or traced.model.decoder_layers
+    if others == "fixed" or place is None or place.kind == "cross" or not layers:
+        return 1.0
+    return (layers - min(place.heads)) / layers
+
+
+def compared(
+    key: str, _traced: Traced, _rows: FreeRows, _named: Sequence[Named], *, passes: float
+) -> Candidates:
+    """What the model says with each of some attention; ``key`` tells the rows and the candidates.
+
+    Args:
+        passes: of one answer (``answer_passes``).
+    Raises:
+        Pending: while it runs behind the page.
+    """
 
     def work() -> Candidates:
         from analysis.adversarial.candidates import compare
 
         return compare(_rows, _named)
 
-    none = Estimate(0.0, 0)  # a few passes of an input that was let in
-    run = long_runs.Run(
-        ("adversarial candidates", key), "The answers under other attention", "compared", none
-    )
-    return long_runs.answer(run, work, lock=_shared.lock)
+    what = f"{len(_named) + 1} answers under other attention"
+    run = _of_passes(_traced, ("adversarial candidates", key), what, "compared", passes * (len(_named) + 1))
+    return long_runs.answer(run, work, lock=_traced.shared.lock)
 
 
 def searched(
-    traced: Traced, what: Hashable, found: FreeRows, *, epsilon: float, search: Search | str
-) -> Running:
+    traced: Traced,
+    what: Hashable,
+    found: FreeRows,
+    *,
+    epsilon: float,
+    search: Search | str,
+    passes: float = 1.0,
+) -> Running | Offered:
     """Adversarial attention of one input.
 
     Args:
         what: place and treatment of the rest, as ``rows`` was asked for.
         search: "exact", where ``exact_refusal`` says nothing, or one of the others.
+        passes: of one answer (``answer_passes``).
     """
     from analysis.adversarial.search import exact_search, penalty_search, projected_search
 
@@ -95,33 +128,49 @@ def searched(
         steps = STEPS[search]
         return method(found, epsilon=epsilon, candidates=CANDIDATES, steps=steps, progress=progress)
 
-    return _requested(traced.shared, ("adversarial", traced.key, what, epsilon, search), work)
+    key = ("adversarial", traced.key, what, epsilon, search)
+    answers = 0 if search == "exact" else BROUGHT_IN + 2 * STEPS[search] * CANDIDATES
+    return _asked(traced, _of_passes(traced, key, "Adversarial attention", "search", passes * answers), work)
 
 
-def permuted(traced: Traced, what: Hashable, found: FreeRows) -> Running:
-    """Answers under permuted attention."""
+def permuted(traced: Traced, what: Hashable, found: FreeRows, *, passes: float = 1.0) -> Running | Offered:
+    """Answers under permuted attention; ``passes`` of one of them."""
     from analysis.adversarial.permutation import permutations
 
     def work(progress: Progress) -> Any:
         return permutations(found, count=PERMUTATIONS, progress=progress)
 
-    return _requested(traced.shared, ("permutations", traced.key, what), work)
+    key = ("permutations", traced.key, what)
+    return _asked(
+        traced, _of_passes(traced, key, "Permutations", "permutations", passes * PERMUTATIONS), work
+    )
 
 
-def agreement(traced: Traced, what: Hashable, found: FreeRows) -> Running:
+def agreement(traced: Traced, what: Hashable, found: FreeRows) -> Running | Offered:
     """Kendall's τ of attention with gradients and leave one out."""
     from analysis.adversarial.sets import one_agreement
+    from analysis.evidence.perturbation import MOST_POSITIONS
 
     def work(progress: Progress) -> Any:
         return one_agreement(traced.shared.model, traced.inputs, found, progress=progress)
 
-    return _requested(traced.shared, ("agreement", traced.key, what), work)
+    count, words = traced.inputs.kept_tokens, "Agreement with gradients"
+    leaves_out = count * count <= MOST_POSITIONS
+    if leaves_out:
+        words += f" and with a forward pass without each of {count:,} positions"
+    key = ("agreement", traced.key, what)
+    passes = 4.0 + count * leaves_out
+    return _asked(traced, _of_passes(traced, key, words, "agreement", passes), work)
 
 
 def effects(
     traced: Traced, target: Target, edit: Edit, kind: Kind, queries: tuple[int, ...] | None
 ) -> Running:
-    """What becomes of a target when heads are edited."""
+    """What becomes of a target when heads are edited.
+
+    Raises:
+        Pending: where it takes long and nobody has started it.
+    """
     from analysis.adversarial.effects import head_effects
 
     def work(progress: Progress) -> Any:
@@ -129,7 +178,11 @@ def effects(
             traced.shared.model, traced.inputs, target, edit, kind=kind, queries=queries, progress=progress
         )
 
-    return _requested(traced.shared, ("effects", traced.key, target.key, edit, kind, queries), work)
+    key = ("effects", traced.key, target.key, edit, kind, queries)
+    asked = _asked(traced, every_head(traced, key, "The target with each head edited"), work)
+    if isinstance(asked, Offered):
+        raise long_runs.instead_of_the_view(asked)
+    return asked
 
 
 def over(shared: SharedModel, key: Hashable, make: MakeInputs, count: int, *, epsilon: float) -> Running:
@@ -169,6 +222,12 @@ def over(shared: SharedModel, key: Hashable, make: MakeInputs, count: int, *, ep
 def checked_so_far(shared: SharedModel, key: Hashable, epsilon: float) -> int:
     """How many inputs of a set are checked."""
     return len(kept().get(("checked", *shared.request, key, epsilon)) or ())
+
+
+def _asked(traced: Traced, run: long_runs.Run, work: Callable[[Progress], Any]) -> Running | Offered:
+    """The job of a run, or the offer to start it where that takes long and nobody has."""
+    begin = partial(jobs().request, run.key, in_turns(traced.shared, work), seconds=run.estimate.seconds)
+    return _requested(traced.shared, run.key, work)
 
 
 def _requested(shared: SharedModel, key: Hashable, work: Callable[[Progress], Any]) -> Running:

@@ -36,11 +36,18 @@ def part_of(length: int, window: int) -> slice:
     return slice(start, min(start + LINE_TOKENS, length))
 
 
-def place_tools(tokens: Sequence[TokenLabel], choices: TextChoices, *, length: int | None = None) -> None:
+def place_tools(
+    tokens: Sequence[TokenLabel],
+    choices: TextChoices,
+    *,
+    length: int | None = None,
+    keep_pinned: bool = False,
+) -> None:
     """The part that is shown, its neighbours, and a search; nothing for a short text.
 
     Args:
         tokens: labels of the rows; ``length``: of the longer side, None for theirs.
+        keep_pinned: a pinned token stays pinned in another part than its own.
     """
     longest = len(tokens) if length is None else length
     if not is_long(longest):
@@ -54,14 +61,14 @@ def place_tools(tokens: Sequence[TokenLabel], choices: TextChoices, *, length: i
             key="text_part_before",
             help="The part before",
             disabled=shown.start == 0,
-            on_click=partial(_show_part, shown.start - LINE_TOKENS),
+            on_click=partial(_show_part, shown.start - LINE_TOKENS, keep_pinned=keep_pinned),
         )
         choice(
             "Part of the text",
             range(0, longest, LINE_TOKENS),
             shown.start,
             key=PART_KEY,
-            on_change=lambda: _show_part(st.session_state[PART_KEY]),
+            on_change=lambda: _show_part(st.session_state[PART_KEY], keep_pinned=keep_pinned),
             words=lambda start: f"tokens {start:,}–{min(start + LINE_TOKENS, longest) - 1:,}",
             width=190,
         )
@@ -70,7 +77,7 @@ def place_tools(tokens: Sequence[TokenLabel], choices: TextChoices, *, length: i
             key="text_part_after",
             help="The part after",
             disabled=shown.stop >= longest,
-            on_click=partial(_show_part, shown.start + LINE_TOKENS),
+            on_click=partial(_show_part, shown.start + LINE_TOKENS, keep_pinned=keep_pinned),
         )
         _search(tokens, choices)
 
@@ -165,8 +172,12 @@ def show_token(token: int) -> None:
     choose("text", window=token // LINE_TOKENS * LINE_TOKENS, pinned=("left", token))
 
 
-def _show_part(start: int) -> None:
-    choose("text", window=max(start, 0), pinned=None)
+def _show_part(start: int, *, keep_pinned: bool = False) -> None:
+    start = max(start, 0)
+    if keep_pinned:
+        choose("text", window=start)
+    else:
+        choose("text", window=start, pinned=None)
 
 
 def _go_on(tokens: Sequence[TokenLabel], *, from_part: bool) -> None:

@@ -23,6 +23,7 @@ from dashboard.long_runs import (
     INLINE_SECONDS,
     TURN_SECONDS,
     Run,
+    Turns,
     answer,
     budgeted,
     part_of_a_run,
@@ -70,19 +71,25 @@ def passed(key: str, _traced: Traced) -> ForwardPass:
     """One forward pass with its graph, which holds every activation and so is kept by that size."""
     model, inputs = _traced.model, _traced.inputs
 
-    def work() -> ForwardPass:
-        from analysis.evidence.passes import forward_pass
+    from analysis.evidence.passes import forward_pass, pass_bytes
 
+    def work() -> ForwardPass:
         return forward_pass(model, inputs)
 
     estimate = cached.input_estimate(_traced.shared, inputs, _with_gradients())
+    with budgeted(session_budget()):
+        kept = pass_bytes(model, inputs.kept_tokens)
     run = Run(
         key=("graph", key),
         what=f"One forward pass over {inputs.kept_tokens:,} positions that keeps its graph",
         kind="graph",
-        estimate=replace(estimate, seconds=_seconds(estimate, "forward pass")),
+        estimate=replace(
+            estimate,
+            seconds=_seconds(estimate, "forward pass"),
+            memory_bytes=estimate.memory_bytes - _bytes(estimate, "graph") + kept,
+        ),
         instead="choose a smaller picture size" if inputs.grid is not None else "choose a shorter text",
-        size=estimate.memory_bytes,
+        size=kept,
     )
     return answer(run, work, lock=_traced.shared.lock)
 
@@ -114,6 +121,10 @@ def _with_gradients() -> Callable[[ModelSize, int, MachineRate], Estimate]:
 
 def _seconds(estimate: Estimate, part: str) -> float:
     return next((seconds for name, seconds, _ in estimate.parts if name == part), estimate.seconds)
+
+
+def _bytes(estimate: Estimate, part: str) -> int:
+    return next((taken for name, _, taken in estimate.parts if name == part), 0)
 
 
 def method_estimate(chosen: Subject) -> Estimate:
@@ -187,11 +198,19 @@ def measurement_key(chosen: Subject, what: tuple[Hashable, ...]) -> Hashable:
     return chosen.key, "measured", *what
 
 
-def in_turns(shared: SharedModel, work: Callable[[Progress], Any]) -> Callable[[Progress], Any]:
+def in_turns(
+    shared: SharedModel, work: Callable[[Progress], Any], *, weights: int = 0
+) -> Callable[[Progress], Any]:
     """Work that holds the model, within the session's budget, and lets others have it between two of its passes.
 
     Inside a pass it can be stopped, but gives nothing away: a method may hold locks of its own there.
+
+    Args:
+        weights: of work that holds none, those that it goes through (``attn_core.watching``): it then gives way
+            inside its passes too, and tells from them how far it is. 0: neither.
     """
+    if weights:
+        return partial(_by_weights, shared, work, session_budget(), weights)
     budget = session_budget()
 
     def alternating(progress: Progress) -> Any:
@@ -215,3 +234,14 @@ def in_turns(shared: SharedModel, work: Callable[[Progress], Any]) -> Callable[[
             shared.lock.release()
 
     return alternating
+
+
+def _by_weights(
+    shared: SharedModel,
+    work: Callable[[Progress], Any],
+    budget: int | None,
+    weights: int,
+    progress: Progress,
+) -> Any:
+    with part_of_a_run(), budgeted(budget), Turns(shared.lock, progress, weights).held():
+        return work(lambda _: None)

@@ -61,7 +61,7 @@ class Job:
         state: ``waiting`` for its turn, ``running``, then ``ready``, ``stopped`` or ``failed``.
         answer: of a ready job; ``error``: of a failed one.
         seconds: that it is expected to take; infinite where nobody knows.
-        began: when it had its first turn.
+        began: when it had its first turn; ``moved``: when it last said that more is done.
         seen: when a page last looked (seconds of the monotonic clock).
     """
 
@@ -72,6 +72,7 @@ class Job:
     error: Exception | None = None
     seconds: float = math.inf
     began: float | None = None
+    moved: float | None = None
     started: float = field(default_factory=time.monotonic)
     seen: float = field(default_factory=time.monotonic)
     _asked: threading.Event = field(default_factory=threading.Event)
@@ -117,6 +118,8 @@ class Job:
         """
         if self._asked.is_set():
             raise Stopped
+        if done > self.done:
+            self.moved = time.monotonic()
         self.done = min(max(done, 0.0), 1.0)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from analysis.export import panel_name, safe_name
 from analysis.figure_data import EvidenceMaps, EvidencePanel, EvidenceWords
 from analysis.visible_evidence import PALE, evidence_colours
-from dashboard.figures import display_copy, input_digest, pack, sharp_copy, token_entries
+from dashboard.figures import display_copy, input_digest, needs_sharp_copy, pack, sharp_copy, token_entries
 
 
 def evidence_maps_payload(view: EvidenceMaps) -> bytes:
@@ -56,7 +56,7 @@ def evidence_maps_payload(view: EvidenceMaps) -> bytes:
         "signed": evidence_colours(True),
         "unsigned": evidence_colours(False),
     }
-    if arrays["picture"].shape != view.picture.shape:
+    if needs_sharp_copy(view.picture):
         arrays["sharp"] = sharp_copy(view.picture)
     return pack(header, arrays)
 

@@ -447,6 +447,7 @@ def token_strip_payload(view: TokenScores, *, scale: ColourScale | None = None) 
         "kind": "token_strip",
         "title": view.title,
         "tokens": token_entries(view.tokens),
+        "start": view.start,
         "input": input_digest(view.tokens),
         "limits": [float(limit) for limit in score_limits(view)],
         "over": bool(above_scale(view.scores, score_limits(view)).any()),
@@ -508,7 +509,7 @@ def patch_map_payload(
         },
     }
     arrays: dict[str, NDArray[Any]] = {"maps": np.asarray(view.maps, dtype=np.float32), "picture": picture}
-    if picture.shape != view.picture.shape:
+    if needs_sharp_copy(view.picture):
         arrays["sharp"] = sharp_copy(view.picture)
     return pack(header, {**arrays, "lut": colour_table(view.colour_map)})
 
@@ -534,6 +535,10 @@ def _largest_of(rows: Floats, factor: int) -> Floats:
     return largest
 
 
+JPEG_SIDE = 65_500
+"""Most pixels of a side that the JPEG format's usual encoder takes."""
+
+
 def display_copy(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The picture with at most ``PICTURE_PIXELS`` pixels; each is the mean of those that it stands for."""
     size = _display_size(*picture.shape[:2])
@@ -547,6 +552,12 @@ def display_copy(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         sums = np.add.reduceat(means, starts, axis=axis)
         means = sums / counts.reshape([-1 if dimension == axis else 1 for dimension in range(3)])
     return np.rint(means).astype(np.uint8)
+
+
+def needs_sharp_copy(picture: NDArray[np.uint8]) -> bool:
+    """Whether the display copy is a smaller one, and a file of the picture itself can be made."""
+    size = picture.shape[:2]
+    return _display_size(*size) != size and max(size) <= JPEG_SIDE
 
 
 def sharp_copy(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -149,15 +149,21 @@ def choice(
     key: str,
     on_change: Callable[[], None],
     words: Callable[[Any], str] = str,
-    width: int = 150,
+    width: int | Literal["stretch"] = 150,
     help: str | None = None,
 ) -> None:
     """A compact select box without a label above it, so its options say what they are ("layer 2")."""
+
+    def picked() -> None:
+        # A browser that is behind may send words that no option has any more.
+        if st.session_state[key] in options:
+            on_change()
+
     st.selectbox(
         label,
         options,
         **bound_choice(key, value, options),
-        on_change=on_change,
+        on_change=picked,
         format_func=words,
         label_visibility="collapsed",
         width=width,

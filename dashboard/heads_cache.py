@@ -6,26 +6,30 @@ what it has. Keys are digests of the model and of the inputs.
 
 from __future__ import annotations
 
+import io
 import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import streamlit as st
 from numpy.typing import NDArray
 
-from analysis.estimate import survey_estimate
+from analysis.estimate import Estimate, MachineRate, ModelSize, forward_estimate, model_size, survey_estimate
 from analysis.samples import sample_corpus
+from attn_core.errors import UnsupportedModelError
 from dashboard import cached, long_runs
 from dashboard.cached import SharedModel, Traced
-from dashboard.evidence_cache import in_turns, jobs
+from dashboard.evidence_cache import Subject, in_turns, jobs, method_estimate
 from dashboard.evidence_jobs import Job, Progress
 from dashboard.selection import PictureSide
 
 if TYPE_CHECKING:
+    from analysis.evidence.targets import Target
     from analysis.heads.clusters import HeadDistances
     from analysis.heads.survey import HeadTable, Survey, Surveyor
     from analysis.heads.syntax import SyntaxCounter, SyntaxCounts
@@ -46,8 +50,8 @@ DISTANCE_ROWS = 64
 SYNTAX_SENTENCES = 64
 """Sentences of each half of a treebank that are counted before the other half gets its turn."""
 
-PICTURES_TOGETHER = 8
-"""Pictures that are held at a time: their pixels take much more room than what is kept of them."""
+PICTURES_TOGETHER, POSITIONS_TOGETHER = 8, 8192
+"""Pictures that are held at a time, and their positions: pixels take much more room than what is kept of them."""
 
 MakeInputs = Callable[["LoadedModel"], "Iterator[Inputs | ValueError]"]
 """The inputs of a model one by one, or why one of them cannot be taken."""
@@ -124,13 +128,18 @@ def _sample_counts(name: str, revision: str | None, _shared: SharedModel) -> Map
     return piece_counts([each.tokens or () for each in inputs])
 
 
-def over(shared: SharedModel, key: Hashable, make: MakeInputs, count: int) -> Running:
+def over(
+    shared: SharedModel, key: Hashable, make: MakeInputs, count: int, *, positions: Sequence[int] = ()
+) -> Running:
     """Statistics over a corpus; an input that the model cannot take is left out and told.
 
     Args:
         key: of the corpus and all that changes its inputs.
         make: the inputs; called once, on the job's thread.
         count: how many there are.
+        positions: of each input, where they are known before: what takes long then waits for the reader to start it.
+    Raises:
+        Pending: while it waits.
     """
     from analysis.heads.survey import Surveyor, survey_inputs
 
@@ -142,9 +151,9 @@ def over(shared: SharedModel, key: Hashable, make: MakeInputs, count: int) -> Ru
         refused: list[ValueError] = []
         taken = inputs_taken(make(shared.model), refused, lambda: progress(surveyor.inputs / count))
         if shared.model.modality == "image":
-            for index, part in enumerate(_parts(taken, PICTURES_TOGETHER)):
+            for part in _parts(taken):
                 survey_inputs(shared.model, part, surveyor=surveyor)
-                progress(min((index + 1) * PICTURES_TOGETHER / count, 1.0))
+                progress(min(surveyor.inputs / count, 1.0))
         else:
             texts = list(taken)
             if texts:
@@ -155,7 +164,8 @@ def over(shared: SharedModel, key: Hashable, make: MakeInputs, count: int) -> Ru
             surveyor.tell(f"{len(refused):,} of {count:,} inputs could not be taken; the first: {refused[0]}")
         return surveyor.survey()
 
-    job = jobs().request(whole, in_turns(shared, work))
+    what = f"The statistics of every head over {count:,} pictures"
+    job = _begun(shared, whole, work, what, _estimate_over(shared, positions, survey_estimate))
     if job.state == "ready":
         return Running(job, job.answer)
     surveyor: Surveyor | None = kept().get(whole)
@@ -175,9 +185,62 @@ def inputs_taken(
             yield each
 
 
-def _parts(inputs: Iterator[Inputs], size: int) -> Iterator[list[Inputs]]:
-    while part := list(itertools.islice(inputs, size)):
+def _parts(inputs: Iterator[Inputs]) -> Iterator[list[Inputs]]:
+    """A few pictures at a time, large ones alone."""
+    part: list[Inputs] = []
+    for each in inputs:
+        together = sum(other.kept_tokens for other in part) + each.kept_tokens
+        if part and (len(part) == PICTURES_TOGETHER or together > POSITIONS_TOGETHER):
+            yield part
+            part = []
+        part.append(each)
+    if part:
         yield part
+
+
+def _estimate_over(
+    shared: SharedModel,
+    positions: Sequence[int],
+    kind: Callable[[ModelSize, int, MachineRate], Estimate],
+) -> Estimate | None:
+    """Of inputs one after the other; None where their sizes are not known."""
+    if not positions:
+        return None
+    size = model_size(shared.model)
+
+    def make(rate: MachineRate) -> Estimate:
+        each = [kind(size, count, rate) for count in positions]
+        return Estimate(
+            sum(one.seconds for one in each),
+            max(one.memory_bytes for one in each),
+            sum(one.weights for one in each),
+        )
+
+    return cached.estimated(make, str(shared.model.device))
+
+
+def _begun(
+    shared: SharedModel,
+    key: Hashable,
+    work: Callable[[Progress], Any],
+    what: str,
+    estimate: Estimate | None,
+) -> Job:
+    """The job of this key; one that takes long waits for the reader to start it.
+
+    Raises:
+        Pending: while it waits.
+    """
+    if estimate is None:
+        return jobs().request(key, in_turns(shared, work))
+    # work on pictures holds no lock of its own, so that it may give way inside a pass, which can take minutes
+    begin = partial(
+        jobs().request, key, in_turns(shared, work, weights=estimate.weights), seconds=estimate.seconds
+    )
+    offered = long_runs.to_offer(long_runs.Run(key, what, "survey", estimate), begin)
+    if offered is not None:
+        raise long_runs.instead_of_the_view(offered)
+    return begin()
 
 
 def inputs_so_far(shared: SharedModel, key: Hashable) -> int:
@@ -196,8 +259,22 @@ def resampled(key: str, inputs: int, samples: int, _table: HeadTable) -> Mapping
     return _table.resampled(list(_table.totals), samples=samples)
 
 
-def distances(shared: SharedModel, key: Hashable, kind: Kind, make: MakeInputs, count: int) -> Running:
-    """Distances between heads over the first ``DISTANCE_INPUTS`` of ``count`` inputs of a corpus."""
+def distances(
+    shared: SharedModel,
+    key: Hashable,
+    kind: Kind,
+    make: MakeInputs,
+    count: int,
+    *,
+    positions: Sequence[int] = (),
+) -> Running:
+    """Distances between heads over the first ``DISTANCE_INPUTS`` of ``count`` inputs of a corpus.
+
+    Args:
+        positions: as in ``over``.
+    Raises:
+        Pending: as ``over``.
+    """
     from analysis.heads.clusters import head_distances
     from analysis.trace import trace
 
@@ -220,7 +297,9 @@ def distances(shared: SharedModel, key: Hashable, kind: Kind, make: MakeInputs, 
             raise refused[0]
         return found
 
-    job = jobs().request(whole, in_turns(shared, work))
+    most = positions[:DISTANCE_INPUTS]
+    what = f"Distances between heads over {len(most):,} pictures"
+    job = _begun(shared, whole, work, what, _estimate_over(shared, most, forward_estimate))
     return Running(job, job.answer if job.state == "ready" else kept().get(whole))
 
 
@@ -258,7 +337,7 @@ def _both(counters: tuple[SyntaxCounter, SyntaxCounter]) -> tuple[SyntaxCounts, 
     return first, second
 
 
-def ablation(traced: Traced, target: Any, how: Literal["uniform", "zero"]) -> Running:
+def ablation(traced: Traced, target: Any, how: Literal["uniform", "zero"]) -> Running | long_runs.Offered:
     """What changes of a target without each head."""
     from analysis.heads.importance import ablation_effects
 
@@ -273,16 +352,37 @@ def ablation(traced: Traced, target: Any, how: Literal["uniform", "zero"]) -> Ru
             progress=progress,  # type: ignore[arg-type]
         )
 
-    job = jobs().request(key, in_turns(traced.shared, work))
+    run = every_head(traced, key, "The target without each head")
+    begin = partial(jobs().request, key, in_turns(traced.shared, work))
+    offered = long_runs.to_offer(run, begin)
+    if offered is not None:
+        return offered
+    job = begin()
     return Running(job, job.answer if job.state == "ready" else None)
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def gradient(key: str, target: tuple[object, ...], _run: Any, _target: Any) -> Any:
-    """What a small change of each head would do to a target."""
+def every_head(traced: Traced, key: Hashable, what: str) -> long_runs.Run:
+    """A pass for each head of the model, as told before it is started."""
+
+    def make(size: ModelSize, tokens: int, rate: MachineRate) -> Estimate:
+        once = forward_estimate(size, tokens, rate)
+        return replace(once, seconds=size.layers * size.heads * once.seconds)
+
+    estimate = cached.input_estimate(traced.shared, traced.inputs, make)
+    return long_runs.Run(key, f"{what}, a forward pass each", "every head", estimate)
+
+
+def gradient(chosen: Subject, target: Target) -> Any:
+    """What a small change of each head would do to a target.
+
+    Raises:
+        Pending: while it runs behind the page.
+    """
     from analysis.heads.importance import gradient_importance
 
-    return gradient_importance(_run, _target)
+    key = ("head gradients", chosen.key, target.key)
+    run = long_runs.Run(key, "A gradient at every head", "head gradients", method_estimate(chosen))
+    return long_runs.answer(run, lambda: gradient_importance(chosen.run, target), lock=chosen.shared.lock)
 
 
 def text_inputs(texts: Sequence[str]) -> MakeInputs:
@@ -297,6 +397,34 @@ def text_inputs(texts: Sequence[str]) -> MakeInputs:
             yield _or_refusal(lambda: encode_text(model, text, max_tokens=most, target=target))  # noqa: B023
 
     return make
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def picture_positions(
+    key: str, side: PictureSide, usual: int, _shared: SharedModel, _files: Sequence[tuple[str, bytes]]
+) -> tuple[int, ...]:
+    """Positions of each picture, told from the files' headers.
+
+    Args:
+        key: of model and files.
+        usual: where the model has one size, or a file cannot be told.
+    """
+    from PIL import Image
+
+    from analysis.images import Picture
+    from analysis.inputs import SHORTER_SIDE, grid_at
+
+    model, found = _shared.model, list[int]()
+    for name, data in _files:
+        try:
+            with Image.open(io.BytesIO(data)) as opened:
+                width, height = opened.size
+            pixels = np.broadcast_to(np.uint8(0), (height, width, 3))  # its size alone is asked for
+            grid = grid_at(model, Picture(pixels, name, ""), SHORTER_SIDE if side is None else side)
+            found.append(grid.prefix_tokens + grid.rows * grid.columns)
+        except (OSError, ValueError, UnsupportedModelError):
+            found.append(usual)
+    return tuple(found)
 
 
 def picture_inputs(files: Sequence[tuple[str, bytes]], side: PictureSide) -> MakeInputs:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -92,7 +92,7 @@ class Pace:
 
     def learn(self, kind: str, *, estimated: float, took: float) -> None:
         """Take over how long a run took."""
-        if took < _LEARNT_SECONDS or estimated <= 0.0:
+        if min(took, estimated) < _LEARNT_SECONDS:
             return
         ratio = min(max(took / estimated, _PACES[0]), _PACES[1])
         with self.lock:
@@ -174,8 +174,8 @@ def answer(
             free = nullcontext() if lock is None or _nested.get() else lock
             if alone or lock is None or _soon(lock):
                 return _here(run, work, free, held=not alone and lock is not None)
-        elif run.estimate.seconds > OFFER_SECONDS:  # a machine that is busy for a moment changes nothing
-            raise Pending(partial(_offer, run, work, lock))
+        elif takes_long(run):
+            raise Pending(partial(_offer, run, partial(start, run, work, lock=lock)))
         job = start(run, work, lock=lock)
     job.watch()
     raise Pending(partial(_show, run, work, lock, job))
@@ -186,6 +186,35 @@ def start(run: Run, work: Callable[[], Found], *, lock: threading.Lock | None = 
     budget = session_budget()
     seconds = expected(run.kind, run.estimate).seconds
     return jobs().request(run.key, partial(_behind, run, work, lock, budget), seconds=seconds)
+
+
+def takes_long(run: Run) -> bool:
+    """Whether a run waits for the reader to start it; a machine that is busy for a moment changes nothing."""
+    return run.estimate.seconds > OFFER_SECONDS
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A long run with a job of its own kind that waits for the reader to start it.
+
+    Attributes:
+        begin: starts its job.
+    """
+
+    run: Run
+    begin: Callable[[], object]
+
+
+def to_offer(run: Run, begin: Callable[[], object]) -> Offered | None:
+    """A run that takes long and that nobody has started, for a view that shows the progress of its job itself.
+
+    Raises:
+        MemoryBudgetError: if it would not fit what is free.
+    """
+    if not takes_long(run) or get_script_run_ctx() is None or jobs().find(run.key) is not None:
+        return None
+    _check(run)
+    return Offered(run, begin)
 
 
 def _check(run: Run) -> None:
@@ -221,7 +250,7 @@ def _behind(
 ) -> None:
     """Compute on the thread of a job, and keep the answer."""
     _check(run)
-    turns = _Turns(lock, progress, run.estimate.weights)
+    turns = Turns(lock, progress, run.estimate.weights)
     with part_of_a_run(), budgeted(budget), turns.held():
         began = time.monotonic()
         value = work()
@@ -231,7 +260,7 @@ def _behind(
 
 
 @dataclass
-class _Turns:
+class Turns:
     """A long computation that says what it does (``attn_core.watching``), and shares model and machine with others.
 
     At every report, a tenth of a second apart at least, progress is told, a stop is taken, and others may have the
@@ -316,7 +345,29 @@ def _name(run: Run) -> str:
     return "run_" + blake2b(repr(run.key).encode(), digest_size=6).hexdigest()
 
 
-def _offer(run: Run, work: Callable[[], Found], lock: threading.Lock | None, told: str = "") -> None:
+def offers(offered: Sequence[Offered]) -> None:
+    """A line a run: what it takes, and a button that starts it."""
+    if not offered:
+        return
+    with st.container(key=f"as_run_{_name(offered[0].run)}", border=True):
+        for each in offered:
+            name = _name(each.run)
+            with st.container(horizontal=True, vertical_alignment="center", key=f"{name}_begin"):
+                st.button(
+                    "Compute",
+                    key=f"{name}_start",
+                    icon=":material/play_arrow:",
+                    on_click=partial(_started, each.run.key, each.begin),
+                )
+                _heading(each.run)
+
+
+def instead_of_the_view(offered: Offered) -> Pending:
+    """To raise where nothing can be shown before a run has begun."""
+    return Pending(partial(_offer, offered.run, offered.begin))
+
+
+def _offer(run: Run, begin: Callable[[], object], told: str = "") -> None:
     """Say what it takes, and let the reader start it."""
     with st.container(key=f"as_run_{_name(run)}", border=True):
         _heading(run)
@@ -326,7 +377,7 @@ def _offer(run: Run, work: Callable[[], Found], lock: threading.Lock | None, tol
                 key=f"{_name(run)}_start",
                 icon=":material/play_arrow:",
                 type="primary",
-                on_click=partial(_started, run, work, lock),
+                on_click=partial(_started, run.key, begin),
             )
             note(told or "It runs behind the page: it shows how far it is, and can be stopped.")
     waiting_view("The view appears here when this has been computed.")
@@ -337,18 +388,19 @@ def _heading(run: Run) -> None:
     st.markdown(f"**{literal(run.what)}**: {literal(words)} of memory.")
 
 
-def _started(run: Run, work: Callable[[], Found], lock: threading.Lock | None) -> None:
-    jobs().forget(run.key)
-    start(run, work, lock=lock)
+def _started(key: Hashable, begin: Callable[[], object]) -> None:
+    jobs().forget(key)
+    begin()
 
 
 def _show(run: Run, work: Callable[[], Found], lock: threading.Lock | None, job: Job) -> None:
     """How far a job is, or why it ended without an answer."""
+    begin = partial(start, run, work, lock=lock)
     if job.state == "failed" and job.error is not None:
         tell_error(job.error, what=f"{run.what} did not end well")
-        _offer(run, work, lock, "Your choices are kept.")
+        _offer(run, begin, "Your choices are kept.")
     elif job.state == "stopped":
-        _offer(run, work, lock, "Stopped.")
+        _offer(run, begin, "Stopped.")
     else:
         with st.container(key=f"as_run_{_name(run)}", border=True):
             _heading(run)
@@ -376,5 +428,12 @@ def _stage(job: Job) -> str:
         return "waits for another computation" + (f", {job.done:.0%} done" if job.done else "")
     if job.done < 0.02:
         return "begins"
-    passed = time.monotonic() - job.began if job.began is not None else 0.0
-    return f"{job.done:.0%}, {seconds_in_words(passed / job.done * (1.0 - job.done))} left"
+    return f"{job.done:.0%}, {seconds_in_words(_left(job, time.monotonic()))} left"
+
+
+def _left(job: Job, now: float) -> float:
+    """Seconds that a job still needs, at the pace that it had up to its last report: between two, time runs down."""
+    if job.began is None or job.moved is None:
+        return 0.0
+    needed = (job.moved - job.began) / job.done * (1.0 - job.done)
+    return max(needed - (now - job.moved), 0.0)

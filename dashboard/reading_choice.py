@@ -8,8 +8,8 @@ from dataclasses import replace
 import streamlit as st
 
 from dashboard import cached, text_reading
-from dashboard.frame import heading, note
-from dashboard.selection import TextChoices, TextReading, bound_choice, choose, current
+from dashboard.frame import choice, heading, note
+from dashboard.selection import TextChoices, TextReading, choose, current
 from dashboard.text_reading import FIRST_TOKENS, LongText
 
 HOW_KEY, STRIDE_KEY, ALONE_KEY = "text_reading_how", "text_reading_stride", "text_reading_alone"
@@ -38,13 +38,14 @@ def reading_choice(choices: TextChoices) -> None:
         note("What does not fit is cut off: this model's answer cannot be put together from windows.")
         return
     words = _ways(found, choices.reading)
-    st.selectbox(
+    choice(
         "Reading",
         list(words),
-        **bound_choice(HOW_KEY, _fitted(found, choices.reading).how, list(words)),
+        _fitted(found, choices.reading).how,
+        key=HOW_KEY,
         on_change=_how_picked,
-        format_func=lambda how: words.get(how, how),
-        label_visibility="collapsed",
+        words=lambda how: words.get(how, how),
+        width="stretch",
     )
     reading = _fitted(found, current().text.reading)
     if reading.how in ("windows", "alone"):
@@ -73,13 +74,14 @@ def _stride(found: LongText, reading: TextReading) -> None:
     chosen = found.stride(reading)
     strides.setdefault(chosen, "own stride")
     ordered = sorted(strides, reverse=True)
-    st.selectbox(
+    choice(
         "Overlap of the windows",
         ordered,
-        **bound_choice(STRIDE_KEY, chosen, ordered),
+        chosen,
+        key=STRIDE_KEY,
         on_change=_stride_picked,
-        format_func=lambda stride: f"stride {stride:,}, {strides.get(stride, '')}",
-        label_visibility="collapsed",
+        words=lambda stride: f"stride {stride:,}, {strides.get(stride, '')}",
+        width="stretch",
         help="Tokens between the beginnings of two windows",
     )
 
@@ -91,13 +93,14 @@ def _alone(found: LongText, reading: TextReading) -> None:
     def words(index: int) -> str:
         return f"window {index} of 0–{len(starts) - 1}: tokens {starts[index]:,}–{starts[index] + room - 1:,}"
 
-    st.selectbox(
+    choice(
         "Window",
         range(len(starts)),
-        **bound_choice(ALONE_KEY, chosen, list(range(len(starts)))),
+        chosen,
+        key=ALONE_KEY,
         on_change=_alone_picked,
-        format_func=words,
-        label_visibility="collapsed",
+        words=words,
+        width="stretch",
     )
 
 

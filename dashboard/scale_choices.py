@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from analysis.scale_curves import FIRST_SIZE, WAYS, WINDOW_START, ScalePlan, Way
+from analysis.scale_plan import FIRST_SIZE, WAYS, WINDOW_START, ScalePlan, Way
 from dashboard.lab_choices import Kind, kind_of, one_of, some_of
 
 GIB = 2**30

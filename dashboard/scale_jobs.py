@@ -14,7 +14,8 @@ from functools import partial
 import streamlit as st
 
 from analysis import scale_curves
-from analysis.scale_curves import ScalePlan, ScaleRun
+from analysis.scale_curves import ScaleRun
+from analysis.scale_plan import ScalePlan
 from dashboard import evidence_cache
 from dashboard.evidence_jobs import Job, Progress
 

@@ -11,7 +11,7 @@ What comes from a link is untrusted: ``from_query`` takes only well-formed value
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -356,8 +356,23 @@ def bound(key: str, value: Any, *, default: str = "value", start: Any = None) ->
     return {"key": key, default: value if start is None else start}
 
 
-def bound_choice(key: str, value: Any, options: Sequence[Any]) -> dict[str, Any]:
-    """``bound`` of a select box."""
+def bound_choice(
+    key: str, value: Any, options: Sequence[Any], words: Callable[[Any], str] | None = None
+) -> dict[str, Any]:
+    """``bound`` of a select box.
+
+    Args:
+        words: what an option is called, where that may change ("49 windows" becomes "96 windows"): a browser holds
+            the words of what is chosen, not its place, and would go on showing them, and send them back as if the
+            user had chosen what there no longer is. New words of the chosen option are sent as a new value.
+    """
+    if words is not None:
+        held, told = f"{key} is called", (value, words(value))
+        before = st.session_state.get(held, told)
+        st.session_state[held] = told
+        if before != told and before[0] == value:
+            st.session_state[key] = value
+            return {"key": key}
     return bound(key, value, default="index", start=list(options).index(value))
 
 

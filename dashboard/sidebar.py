@@ -19,7 +19,7 @@ import streamlit as st
 from analysis.estimate import available_memory, bytes_in_words
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES, sample_picture_bytes
 from analysis.trained import OFFERED
-from dashboard import cached, lab_sidebar, selection
+from dashboard import cached, selection
 from dashboard.frame import heading, literal, note
 from dashboard.model_root import PREFIX, folder_choices
 from dashboard.reading_choice import reading_choice
@@ -67,6 +67,8 @@ def show(page: str) -> None:
             _picture_input(current().image)
             _memory()
         elif page == "lab":
+            from dashboard import lab_sidebar  # here, because no other page needs it
+
             lab_sidebar.show()
         elif page == "scale":
             heading("Scale")
@@ -468,6 +470,6 @@ def _memory() -> None:
     )
     positions = math.isqrt(chosen * 2**20 // 4)
     note(
-        f"Whole up to {positions:,} positions a map, in tiles above. {bytes_in_words(free.size)} are free"
+        f"The map of one head is whole up to {positions:,} positions, in tiles above. {bytes_in_words(free.size)} are free"
         + (f": {free.note}." if free.note else ".")
     )

@@ -13,6 +13,7 @@ from analysis.trained import OFFERED
 from dashboard import cached
 from dashboard.boundary import tell_error
 from dashboard.frame import literal, polled
+from dashboard.model_root import PREFIX
 from dashboard.selection import DEFAULT_MODELS, ModelChoice, choose, current
 from dashboard.warmup import SLOW_SECONDS, LoadJob
 
@@ -76,7 +77,10 @@ def ask_to_load(modality: Modality, choice: ModelChoice) -> None:
     st.info(
         f"This link asks for the model {literal(choice.name)}"
         + (f" at revision {literal(choice.revision)}" if choice.revision else "")
-        + ", which does not come with AttnScope. Loading it may download it from the Hugging Face Hub.",
+        + ", which does not come with AttnScope."
+        + (
+            "" if choice.name.startswith(PREFIX) else " Loading it may download it from the Hugging Face Hub."
+        ),
         icon=":material/link:",
     )
     with st.container(horizontal=True):

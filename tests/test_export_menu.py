@@ -103,6 +103,7 @@ def test_a_link_says_when_it_cannot_hold_the_input():
     assert "not this input" in link_in_words({"v": "1", "model": "minilm"})
     for holds in ({"sample": "plain"}, {"t": "a b"}):
         assert link_in_words(holds).startswith("Holds model, input")
+    assert link_in_words({"v": "1", "rule": "causal"}).startswith("Holds what is chosen on this page")
 
 
 def test_pictures_without_matplotlib_are_explained(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,6 +176,13 @@ def test_how_it_was_read_is_told_and_makes_another_input(bert: LoadedModel) -> N
     (told,) = [note for note in half.notes if note.startswith("Read ")]
     assert f"Read {half.total_tokens} tokens in {len(half.reading.windows)} windows of 12, stride 5" in told
     assert "neighbours share 5 tokens" in told
+    spans = [half.reading.span(index) for index in range(len(half.reading.windows))]
+    shared = [before[1] + 1 - after[0] for before, after in itertools.pairwise(spans)]
+    assert set(shared[:-1]) == {5} != {shared[-1]}
+    assert f"neighbours share 5 tokens, the last two {shared[-1]}." in told
+    tokens = encode_document(bert, SENTENCES[0]).total_tokens
+    two = encode_document(bert, SENTENCES[0], window=tokens - 1)
+    assert f"they share {tokens - 4} tokens." in " ".join(two.notes)
     assert "[CLS] and [SEP] are the mean over the windows" in told
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from analysis import scale_curves
+from analysis import scale_curves, scale_plan
 from analysis.estimate import AvailableMemory
 from analysis.export import read_provenance
 from analysis.figure_lab import CurveSheet
@@ -96,9 +96,7 @@ def test_a_link_reopens_every_choice_and_leaves_out_what_it_does_not_know() -> N
     assert plan_of(choices) == ScalePlan(
         ("dense", "tiled"), 12, 128, "bfloat16", "window", 512, True, 32768, 8 * 2**30, threads=0
     )
-    assert plan_of(replace(choices, rule="all")).window == scale_curves.WINDOW_START, (
-        "no window, no other plan"
-    )
+    assert plan_of(replace(choices, rule="all")).window == scale_plan.WINDOW_START, "no window, no other plan"
 
 
 PAINTED = """

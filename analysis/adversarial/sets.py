@@ -26,6 +26,7 @@ from analysis.adversarial.agreement import (
 from analysis.adversarial.permutation import permutations
 from analysis.adversarial.rows import FreeRows, Place, classifier_rows, rows_of, text_batch
 from analysis.adversarial.search import exact_refusal, exact_search, projected_search
+from analysis.evidence import perturbation
 from analysis.evidence.explanation import kept_positions, position_count
 from analysis.evidence.passes import forward_pass
 from analysis.figure_data import CheckedNumber
@@ -157,6 +158,7 @@ def one_agreement(
     """Agreement of an input's attention (mean over the rows) with gradients and with leaving parts out.
 
     Empty where the attention is not over the model's input, or the input has no embeddings to take a gradient at.
+    Nothing is left out of an input so long that it would take days (``analysis.evidence.perturbation``).
 
     Args:
         progress: told how much is done, 0 to 1; what it raises comes out.
@@ -178,13 +180,13 @@ def one_agreement(
         return {}
     kept = kept_positions(inputs)
     attention = rows.observed[0].mean(0)[kept][None]
-    said = rows.measure.read(run.outputs).detach()
-    change = rows.measure.distance(answers_without(run, rows.measure, progress=progress), said)
     inside = torch.ones_like(attention, dtype=torch.bool)
-    return {
-        "gradient": kendall(attention, input_importance(run, rows.measure)[None], inside),
-        "leave_one_out": kendall(attention, change[None], inside),
-    }
+    found = {"gradient": kendall(attention, input_importance(run, rows.measure)[None], inside)}
+    if len(kept) * position_count(inputs) <= perturbation.MOST_POSITIONS:
+        said = rows.measure.read(run.outputs).detach()
+        change = rows.measure.distance(answers_without(run, rows.measure, progress=progress), said)
+        found["leave_one_out"] = kendall(attention, change[None], inside)
+    return found
 
 
 def _rows_of_numbers(

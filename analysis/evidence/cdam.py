@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from analysis.evidence.explanation import Explanation, explanation_of, kept_positions
-from analysis.evidence.passes import ForwardPass, graph_outputs
-from analysis.evidence.targets import Target
+from analysis.evidence.blocks import Block, alike, block_names, small_inputs
+from analysis.evidence.explanation import Explanation, explanation_of, kept_positions, position_count
+from analysis.evidence.passes import ForwardPass, forward_pass, graph_outputs
+from analysis.evidence.targets import Outputs, Target
+from analysis.hf.attention import switched, uses_interface
 from attn_core.errors import UnsupportedModelError
 
 Place = Literal["attention", "block"]
@@ -164,8 +168,11 @@ def _start(run: ForwardPass, layer: int, place: Place, caller: str) -> Tensor:
     tokens = tokens_of(run, layer, caller)
     if place == "attention":
         return tokens
+    block = _block_of(run, layer, caller)
+    if run.chain is not None:
+        return run.chain.blocks[layer].hidden[0].detach()
     seen: list[Tensor] = []
-    with _replacing(_block_of(run, layer, caller), before=seen.append), torch.no_grad():
+    with _replacing(block, before=seen.append), torch.no_grad():
         run.model.module(**_tensors(run))
     return seen[0][0]
 
@@ -205,7 +212,8 @@ def _mean_cdam(
 ) -> Tensor:
     """(N,): CDAM with other tokens (N, M), ``count`` of them, put into a layer, its mean over them.
 
-    The layers below are run once a chunk for the input itself, so only the layer and those above see the batch.
+    The layers below do not see the copies: they are left out where the model can be taken up from a block on
+    (``_upper``), else run once a chunk for the input itself.
 
     Raises:
         UnsupportedModelError: of an encoder-decoder, whose decoder reads one item.
@@ -217,20 +225,27 @@ def _mean_cdam(
         )
     entering = run.model.module.get_submodule(run.model.attention_inputs[layer])
     chunk = max(1, TOKENS_AT_ONCE // run.tokens[layer].shape[1])
+    upper = _upper(run, layer % len(run.tokens)) if count > 2 * chunk else None
     total: Tensor | float = 0.0
     for start in range(0, count, chunk):
         if progress is not None:
             progress(start / count)
         part = torch.stack(list(islice(others, chunk))).requires_grad_()
         held: list[Tensor] = [part]
-        with torch.enable_grad(), ExitStack() as hooks:
-            if place == "block":
-                hooks.enter_context(_replacing(_block_of(run, layer, "cdam"), before=_always(part)))
-                held.clear()
-                hooks.enter_context(_replacing(entering, after=held.append))
-            else:
-                hooks.enter_context(_replacing(entering, after=_always(part)))
-            outputs = graph_outputs(run.model, _tensors(run), kept_positions(run.inputs))
+        with torch.enable_grad():
+            with ExitStack() as hooks:
+                if place == "block":
+                    hooks.enter_context(_replacing(_block_of(run, layer, "cdam"), before=_always(part)))
+                    held.clear()
+                    hooks.enter_context(_replacing(entering, after=held.append))
+                else:
+                    hooks.enter_context(_replacing(entering, after=_always(part)))
+                if upper is None:
+                    outputs = graph_outputs(run.model, _tensors(run), kept_positions(run.inputs))
+                else:
+                    left = upper.left(len(part))
+            if upper is not None:
+                outputs = upper.outputs(left)
             number = target.value(outputs).sum()
             (gradient,) = torch.autograd.grad(number, held)
         total = total + (held[0].detach() * gradient).sum((0, 2))
@@ -238,6 +253,70 @@ def _mean_cdam(
         progress(1.0)
     assert isinstance(total, Tensor)  # there is a copy
     return total / count
+
+
+@dataclass(frozen=True, eq=False)
+class _Upper:
+    """A model from one block on: those below are left out.
+
+    Attributes:
+        module: the model's.
+        blocks: as they ran on the input, from the one whose tokens are varied to the last.
+        small: tensors of a small part of the input. What comes after the last block is inside the model's own
+            forward, so the model runs on these, and what its last block leaves is replaced.
+    """
+
+    run: ForwardPass
+    module: PreTrainedModel
+    blocks: tuple[Block, ...]
+    small: dict[str, Tensor]
+
+    def left(self, copies: int) -> Tensor:
+        """(B, N, M) what the last block leaves, under whatever hooks are in force."""
+        hidden = self.blocks[0].hidden.detach().expand(copies, -1, -1)
+        with switched(self.module):
+            for block in self.blocks:
+                hidden = block.again(hidden)
+        return hidden
+
+    def outputs(self, left: Tensor) -> Outputs:
+        """What the model makes of it."""
+        with _replacing(self.blocks[-1].module, after=_always(left)):
+            return graph_outputs(self.run.model, self.small, kept_positions(self.run.inputs))
+
+
+def _upper(run: ForwardPass, layer: int) -> _Upper | None:
+    """The model from a layer's block on; None where that would save nothing or does not give the model's outputs."""
+    module = run.model.module
+    if layer == 0 or not block_names(run.model):
+        return None
+    if not isinstance(module, PreTrainedModel) or not uses_interface(module):
+        return None
+    small = small_inputs(run.model, run.inputs)
+    if 2 * position_count(small) > position_count(run.inputs):
+        return None
+    try:
+        chain = run.chain or forward_pass(run.model, run.inputs, whole=False).chain
+    except UnsupportedModelError:
+        return None
+    assert chain is not None
+    tensors = {name: tensor.to(run.model.device) for name, tensor in small.tensors.items()}
+    found = _Upper(run, module, tuple(chain.blocks[layer:]), tensors)
+    try:
+        with torch.no_grad():
+            outputs = found.outputs(found.left(1))
+    except (RuntimeError, IndexError):  # a head that looks at the input again, whose shapes do not fit
+        return None
+    return found if _same_outputs(outputs, run.outputs) else None
+
+
+def _same_outputs(found: Outputs, expected: Outputs) -> bool:
+    pairs = ((found.logits, expected.logits), (found.hidden, expected.hidden))
+    return all(
+        one is other
+        or (one is not None and other is not None and one.shape == other.shape and alike(one, other.detach()))
+        for one, other in pairs
+    )
 
 
 def _always(tensor: Tensor) -> Callable[[Tensor], Tensor]:

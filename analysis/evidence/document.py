@@ -8,21 +8,39 @@ others. A method that ignores the target says of a token what the window that ow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from analysis.evidence.explanation import Explanation, kept_positions
 from analysis.evidence.methods import METHODS, explain
 from analysis.evidence.passes import forward_pass
+from attn_core.errors import MemoryBudgetError
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target
     from analysis.inputs import Inputs
     from analysis.models import LoadedModel
+    from analysis.reading import Reading
 
 Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a document.
+
+    Attributes:
+        key, target: as for ``analysis.evidence.methods.explain``.
+        options: of the method's own function.
+    """
+
+    key: str
+    target: Target | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def explain_document(
@@ -47,45 +65,115 @@ def explain_document(
         ValueError: for an input that is read at once.
         whatever the method raises for a window.
     """
+    (found,) = explain_document_by(
+        [Question(key, target, options)], model, inputs, progress=progress, refused=_raised
+    )
+    assert found is not None  # what was refused was raised
+    return found
+
+
+def explain_document_by(
+    questions: Sequence[Question],
+    model: LoadedModel,
+    inputs: Inputs,
+    *,
+    progress: Progress | None = None,
+    refused: Callable[[Question, Exception], None],
+) -> list[Explanation | None]:
+    """Explain a document by several methods, which share one forward pass of each window and its gradients.
+
+    Args:
+        questions: methods, targets and options.
+        inputs, progress: as in ``explain_document``.
+        refused: told of a question that cannot be answered and why; it is not asked of the windows that follow.
+    Returns:
+        for each question what ``explain_document`` gives; None where it was refused.
+    Raises:
+        ValueError: for an input that is read at once.
+        UnsupportedModelError: if the model cannot be followed back.
+    """
     reading = inputs.reading
     if reading is None:
         raise ValueError("explain_document: inputs must be read in windows but go in at once; use explain.")
     tell = progress or _told_nobody
-    method = METHODS.get(key)
-    own = method is not None and not method.uses_target
-    count = len(reading.windows)
-    raw = torch.zeros(len(inputs.tokens or ()), dtype=torch.float64)
-    total, removed, value = 0.0, 0.0, 0.0
-    signed = True
-    notes: dict[str, None] = {}
+    count, parts = len(reading.windows), len(questions)
+    sums: list[_Sum | None] = [_Sum(question, inputs) for question in questions]
     for index, window in enumerate(reading.windows):
         run = forward_pass(model, window)
-        inner = _within(tell, index, count)
-        found = explain(key, run, target, progress=inner, **options)
-        value += 0.0 if target is None else run.value(target) / count
+        for place, question in enumerate(questions):
+            known = sums[place]
+            if known is None:
+                continue
+            inner = _within(tell, index * parts + place, count * parts)
+            try:
+                found = explain(question.key, run, question.target, progress=inner, **dict(question.options))
+                value = 0.0 if question.target is None else run.value(question.target)
+            except (ValueError, MemoryBudgetError) as error:  # an unsupported model is a ValueError too
+                refused(question, error)
+                sums[place] = None
+                continue
+            known.add(found, value, reading, index)
+            tell((index * parts + place + 1) / (count * parts))
+    tell(1.0)
+    return [None if known is None else known.explanation() for known in sums]
+
+
+@dataclass
+class _Sum:
+    """What the windows so far have said to a question.
+
+    Attributes:
+        raw: (N,) scores of the document's tokens.
+        total, removed: Σ|score| of the windows, special tokens included, and the part of these.
+        value: of the target, its mean.
+    """
+
+    question: Question
+    inputs: Inputs
+    raw: Tensor = field(init=False)
+    total: float = 0.0
+    removed: float = 0.0
+    value: float = 0.0
+    signed: bool = True
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.raw = torch.zeros(len(self.inputs.tokens or ()), dtype=torch.float64)
+
+    def add(self, found: Explanation, value: float, reading: Reading, index: int) -> None:
+        """Take in what a window says."""
+        count = len(reading.windows)
+        self.value += value / count
         positions = reading.columns[index][found.positions]
         scores = found.scores.double()
         whole = float(scores.abs().sum()) / (1.0 - found.removed) if found.removed < 1.0 else 0.0
-        total, removed = total + whole, removed + whole * found.removed
-        if own:
-            speaks = torch.isin(positions, reading.rows[index])
-            raw[positions[speaks]] = scores[speaks]
+        self.total, self.removed = self.total + whole, self.removed + whole * found.removed
+        if METHODS[self.question.key].uses_target:
+            self.raw[positions] += scores / count
         else:
-            raw[positions] += scores / count
-        signed = found.signed
-        notes.update(dict.fromkeys(found.notes))
-        tell((index + 1) / count)
-    left = kept_positions(inputs)
-    return Explanation(
-        method=key,
-        target="" if target is None else target.label,
-        scores=raw[left].float(),
-        positions=left,
-        signed=signed,
-        removed=removed / total if total > 0.0 else 0.0,
-        details={"windows": float(count)} | ({} if target is None else {"value": value}),
-        notes=tuple(notes),
-    )
+            speaks = torch.isin(positions, reading.rows[index])
+            self.raw[positions[speaks]] = scores[speaks]
+        self.signed = found.signed
+        self.notes.update(dict.fromkeys(found.notes))
+
+    def explanation(self) -> Explanation:
+        """What all windows have said."""
+        left, target = kept_positions(self.inputs), self.question.target
+        windows = {"windows": float(len(self.inputs.reading.windows))} if self.inputs.reading else {}
+        return Explanation(
+            method=self.question.key,
+            target="" if target is None else target.label,
+            scores=self.raw[left].float(),
+            positions=left,
+            signed=self.signed,
+            removed=self.removed / self.total if self.total > 0.0 else 0.0,
+            details=windows | ({} if target is None else {"value": self.value}),
+            notes=tuple(self.notes),
+        )
+
+
+def _raised(_: Question, error: Exception) -> None:
+    raise error
 
 
 def _within(tell: Progress, index: int, count: int) -> Progress:

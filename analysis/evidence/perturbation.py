@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from analysis import resizing
 from analysis.evidence.explanation import Explanation, explanation_of, kept_positions, position_count
 from analysis.evidence.passes import ForwardPass, graph_outputs, input_embeddings, plain_outputs
+from analysis.evidence.products import quick_products
 from analysis.evidence.targets import Outputs, Target
 from analysis.inputs import Inputs, PatchGrid, preparation_of
 from analysis.models import LoadedModel
@@ -350,8 +351,9 @@ def outputs_at(run: ForwardPass, entries: Tensor) -> Outputs:
     if run.inputs.grid is not None:
         others = {name: tensor for name, tensor in run.inputs.tensors.items() if name != "pixel_values"}
         tensors = repeated(others, len(entries)) | {"pixel_values": entries}
-        return graph_outputs(run.model, tensors, run.outputs.kept)
-    with _replaced_embeddings(run.model.module, entries):
+        with quick_products():
+            return graph_outputs(run.model, tensors, run.outputs.kept)
+    with _replaced_embeddings(run.model.module, entries), quick_products():
         return graph_outputs(run.model, repeated(run.inputs.tensors, len(entries)), run.outputs.kept)
 
 

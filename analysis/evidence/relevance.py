@@ -28,6 +28,9 @@ from analysis.evidence.passes import ForwardPass, Layer
 from analysis.evidence.targets import Target
 from attn_core.errors import UnsupportedModelError
 
+FEW = 16
+"""Where fewer than one row in so many carries relevance, only these are read."""
+
 
 def relevance(
     run: ForwardPass, target: Target, *, start_layer: int = 0, row: Row | None = None
@@ -84,7 +87,10 @@ def carry_relevance(start: Tensor, layers: Sequence[Layer], gradients: Sequence[
     """
     carried = start
     for layer, gradient in zip(reversed(layers), reversed(gradients), strict=True):
-        step = layer.relevance_step(gradient, carried[0]) if len(carried) == 1 else None
+        few = (
+            int(carried.any(0).count_nonzero()) * FEW < carried.shape[1]
+        )  # rows alone: one of the last layer
+        step = layer.relevance_step(gradient, carried[0]) if len(carried) == 1 and not few else None
         if step is not None:
             carried = carried.to(step) + step
             continue

@@ -201,7 +201,8 @@ def _draw_bars(
         y = top + row * (index + 0.5)
         width = draw_label(sheet, left, y, label, size=size, align="right")
         away = left - width - 0.075 - 0.03 * label.special
-        sheet.text(away, y, str(index), size=min(TINY_SIZE, size * 0.8), colour=MUTED, align="right")
+        place = str(view.start + index)
+        sheet.text(away, y, place, size=min(TINY_SIZE, size * 0.8), colour=MUTED, align="right")
         if not np.isfinite(score):
             sheet.text(zero + 0.06, y, "no value", size=min(SMALL_SIZE, size), colour=MUTED)
             continue

@@ -288,12 +288,29 @@ class _Fused(torch.autograd.Function):
         query, key, value, context, lse = ctx.saved_tensors
         gradients: tuple[Tensor | None, ...]
         with torch.no_grad():
-            if of_lse is not None or _is_rounded(lse, query.dtype):
+            if of_lse is None and not _is_rounded(lse, query.dtype):
+                gradients = _gradients(query, key, value, ctx.scoring, context, lse, of_context)
+            elif of_lse is None and (around := _around_mean(query, key, value, ctx.scoring)) is not None:
+                gradients = _gradients(query, *around[:2], ctx.scoring, *around[2:], of_context)
+            else:
                 found = tiled_gradients(query, key, value, ctx.scoring, of_context=of_context, of_lse=of_lse)
                 gradients = found.query, found.key, found.value
-            else:
-                gradients = _gradients(query, key, value, ctx.scoring, context, lse, of_context)
         return *once_only(gradients, query, key, value), None
+
+
+def _around_mean(
+    query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Keys without their mean, value, context and lse; None where the lse stays coarse or keys are left out.
+
+    What all keys share adds the same to every score of a row, so weights and all gradients stay as they are (those of
+    the scores of a row sum to 0), but the lse becomes small. Keys that a rule leaves out must not move the others.
+    """
+    if not scoring.rule.is_trivial:
+        return None
+    centred = key - key.mean(2, keepdim=True)
+    context, lse = _forward(query, centred, value, scoring)
+    return None if _is_rounded(lse, query.dtype) else (centred, value, context, lse)
 
 
 def _is_rounded(lse: Tensor, dtype: torch.dtype) -> bool:

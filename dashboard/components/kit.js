@@ -286,6 +286,14 @@ function makeShared(initial) {
   };
 }
 
+/** Scrolls a frame, not the page, so that an element of it stands in its upper part; nothing where it is seen. */
+function bringInside(frame, element) {
+  const box = element.getBoundingClientRect();
+  const room = frame.getBoundingClientRect();
+  if (box.top >= room.top && box.bottom <= room.bottom) return;
+  frame.scrollTop += box.top - room.top - frame.clientHeight / 3;
+}
+
 /**
  * Runs a view: makes it on the first call, updates it on the next ones, ends it when the last call is undone.
  * Streamlit undoes an overtaken call after the newer one has run, so only the newest call may end the view.

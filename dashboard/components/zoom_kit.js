@@ -74,7 +74,7 @@ function makeZoom(changed) {
 function watchZoom(surface, zoom, scrolls) {
   const presses = new Map(); // pointers that are down, by their id
   let dragged = false;
-  const shareOf = (x, y) => {
+  const windowShare = (x, y) => {
     const box = surface.getBoundingClientRect();
     return [(x - box.left) / box.width, (y - box.top) / box.height];
   };
@@ -91,7 +91,7 @@ function watchZoom(surface, zoom, scrolls) {
       event.preventDefault();
       event.stopPropagation();
       const pixels = event.deltaMode === 1 ? event.deltaY * WHEEL_LINE : event.deltaY;
-      zoom.by(Math.exp(-clamp(pixels, -240, 240) * WHEEL_STEP * (asked ? 3 : 1)), shareOf(event.clientX, event.clientY));
+      zoom.by(Math.exp(-clamp(pixels, -240, 240) * WHEEL_STEP * (asked ? 3 : 1)), windowShare(event.clientX, event.clientY));
     },
     { passive: false },
   );
@@ -114,7 +114,7 @@ function watchZoom(surface, zoom, scrolls) {
     if (others.length) {
       const other = others[0];
       const apart = (place) => Math.max(Math.hypot(place.x - other.x, place.y - other.y), 1);
-      zoom.by(apart(now) / apart(before), shareOf((before.x + other.x) / 2, (before.y + other.y) / 2));
+      zoom.by(apart(now) / apart(before), windowShare((before.x + other.x) / 2, (before.y + other.y) / 2));
       zoom.drag((now.x - before.x) / 2 / width, (now.y - before.y) / 2 / height);
     } else {
       zoom.drag((now.x - before.x) / width, (now.y - before.y) / height);

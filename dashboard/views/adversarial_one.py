@@ -12,12 +12,13 @@ import streamlit as st
 from analysis.figure_data import AttentionContrast, Floats
 from analysis.visible import visible_text
 from analysis.visible_contrast import BY_HAND
-from dashboard import adversarial_cache, cached, check_charts, figures
+from dashboard import adversarial_cache, cached, check_charts, figures, long_runs
 from dashboard.adversarial_choices import AdversarialChoices
 from dashboard.components.contrast_views import attention_contrast, contrast_state
 from dashboard.contrast_payload import attention_contrast_payload
 from dashboard.evidence_jobs import Job
 from dashboard.frame import heading, note, signed_number, small_table
+from dashboard.long_runs import Offered
 from dashboard.provenance import heads_fact
 from dashboard.selection import choose_adversarial
 from dashboard.views import evidence_tools
@@ -42,6 +43,7 @@ class Checks:
 
     Attributes:
         jobs: (title, job) of what has not ended well.
+        offered: what takes long and has not been started.
     """
 
     rows: FreeRows
@@ -49,6 +51,7 @@ class Checks:
     permuted: Permutations | None
     agreement: Mapping[str, Agreement]
     jobs: tuple[tuple[str, Job], ...]
+    offered: tuple[Offered, ...]
 
 
 def show(board: Board, choices: AdversarialChoices) -> AttentionContrast | None:
@@ -63,8 +66,9 @@ def show(board: Board, choices: AdversarialChoices) -> AttentionContrast | None:
     except Exception as error:  # noqa: BLE001 - told; other rows can be chosen above
         evidence_tools.tell_refusals([("Adversarial attention", error)])
         return None
-    checks = _checks(board, choices, rows, what)
-    candidates = _candidates(board, choices, checks, key)
+    passes = adversarial_cache.answer_passes(traced, place, choices.others)
+    checks = _checks(board, choices, rows, what, passes)
+    candidates = _candidates(board, choices, checks, key, passes)
     view = _record(board, choices, checks, candidates)
     if rows.measure.kind == "embedding" and traced.model.task == "masked-lm":
         note(
@@ -72,24 +76,26 @@ def show(board: Board, choices: AdversarialChoices) -> AttentionContrast | None:
         )
     with view_place:
         evidence_tools.progress(page, checks.jobs, of="adversarial")
+        long_runs.offers(checks.offered)
         _draw(board, view, key)
     _beside(board, choices, checks)
     return view
 
 
-def _checks(board: Board, choices: AdversarialChoices, rows: FreeRows, what: Any) -> Checks:
+def _checks(board: Board, choices: AdversarialChoices, rows: FreeRows, what: Any, passes: float) -> Checks:
     from analysis.adversarial.search import exact_refusal
 
     traced = board.traced
     single = int(rows.inside.sum(-1).max()) < 2
     search = choices.search if exact_refusal(rows) else "exact"
-    running = {} if single else {
-        "Permutations": adversarial_cache.permuted(traced, what, rows),
+    asked = {} if single else {
+        "Permutations": adversarial_cache.permuted(traced, what, rows, passes=passes),
         "Adversarial attention": adversarial_cache.searched(
-            traced, what, rows, epsilon=choices.epsilon, search=search
+            traced, what, rows, epsilon=choices.epsilon, search=search, passes=passes
         ),
         "Agreement": adversarial_cache.agreement(traced, what, rows),
     }  # fmt: skip
+    running = {title: each for title, each in asked.items() if not isinstance(each, Offered)}
     results = {title: each.result for title, each in running.items()}
     return Checks(
         rows,
@@ -97,10 +103,13 @@ def _checks(board: Board, choices: AdversarialChoices, rows: FreeRows, what: Any
         results.get("Permutations"),
         results.get("Agreement") or {},
         tuple((title, each.job) for title, each in running.items() if each.job.state != "ready"),
+        tuple(each for each in asked.values() if isinstance(each, Offered)),
     )
 
 
-def _candidates(board: Board, choices: AdversarialChoices, checks: Checks, key: str) -> Candidates:
+def _candidates(
+    board: Board, choices: AdversarialChoices, checks: Checks, key: str, passes: float
+) -> Candidates:
     """Everything that there is an answer for, in the order of the chips."""
     from analysis.adversarial.candidates import adversaries, by_hand, edits, typical_permutation
 
@@ -123,7 +132,7 @@ def _candidates(board: Board, choices: AdversarialChoices, checks: Checks, key: 
         named[-1][0] == BY_HAND and choices.weights,
     )
     whole = cached.digest(key, repr(state))
-    return adversarial_cache.compared(whole, _shared=board.traced.shared, _rows=rows, _named=named)
+    return adversarial_cache.compared(whole, _traced=board.traced, _rows=rows, _named=named, passes=passes)
 
 
 def _input_key(board: Board, rows: FreeRows) -> str:

@@ -98,7 +98,7 @@ def show(board: Board, choices: HeadsChoices) -> HeadGrid | None:
         if job is not None and not job.active:
             note("Nothing was computed.")
         else:
-            waiting_view("The first statistics appear here in a moment.")
+            waiting_view("The statistics of the first inputs appear here.")
         return None
     grid, classes = head_grid_record(board, choices, material, survey, threshold_place)
     _SHOWS[shown](Look(board, choices, material, grid, classes))
@@ -114,7 +114,9 @@ def _survey(board: Board, material: Material) -> tuple[Survey | None, Job | None
     if material.one and material.key == board.traced.key:
         return heads_cache.of_input(board.traced.key, board.traced), None
     shared, page = board.traced.shared, board.page
-    running = heads_cache.over(shared, material.key, material.make, material.count)
+    running = heads_cache.over(
+        shared, material.key, material.make, material.count, positions=material.positions
+    )
     if running.job.state != "ready":
         job_progress(
             page,
@@ -169,7 +171,12 @@ def open_head(page: Page, layer: int, head: int) -> None:
 def _clusters(look: Look) -> None:
     board, material = look.board, look.material
     running = heads_cache.distances(
-        board.traced.shared, material.key, board.part, material.make, material.count
+        board.traced.shared,
+        material.key,
+        board.part,
+        material.make,
+        material.count,
+        positions=material.positions,
     )
     if running.job.state != "ready":
         job_progress(board.page, "Distances between heads", running.job, not_counted, of="heads_distances")

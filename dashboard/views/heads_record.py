@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.figure_data import Floats, HeadGrid, HeadStatistic
-from dashboard import cached, evidence_cache, heads_cache
+from dashboard import cached, evidence_cache, heads_cache, long_runs
 from dashboard.evidence_jobs import Job
 from dashboard.frame import note, polled
 from dashboard.heads_choices import HeadsChoices, Worth
@@ -235,9 +235,12 @@ def _importance(board: Board, choices: HeadsChoices, shape: tuple[int, int]) -> 
             return ()
         target = targets[0]
         if choices.worth == "gradient":
-            found = heads_cache.gradient(subject.key, target.key, _run=subject.run, _target=target)
+            found = heads_cache.gradient(subject, target)
         else:
             running = heads_cache.ablation(board.traced, target, choices.worth)
+            if isinstance(running, long_runs.Offered):
+                long_runs.offers((running,))
+                return ()
             found = running.result
             if found is None:
                 job_progress(

@@ -42,6 +42,7 @@ class Material:
         title: such as "120 sentences of the sample corpus".
         one: it is one input, which is no evidence of what a head is for.
         notes: what was left out.
+        positions: of each of several pictures.
     """
 
     key: str
@@ -50,6 +51,7 @@ class Material:
     title: str
     one: bool = False
     notes: tuple[str, ...] = ()
+    positions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ def material(page: Page, choices: HeadsChoices, traced: cached.Traced) -> Materi
     if choices.source == "input":
         reading = traced.inputs.reading
         windows = (traced.inputs,) if reading is None else reading.windows  # each is an input of its own
-        title = _own_title(page) + (f" in {len(windows)} windows" if reading is not None else "")
+        title = _own_title(page)
+        if reading is not None:
+            title += f" in {len(windows)} windows"
         return Material(traced.key, lambda _: iter(windows), len(windows), title, one=True)
     side = current().image.input.side
     if choices.source == "sample" and page == "text":
@@ -97,8 +101,19 @@ def material(page: Page, choices: HeadsChoices, traced: cached.Traced) -> Materi
     if choices.source == "sample":
         files = [(sample.title, sample_picture_bytes(sample.id)) for sample in PICTURE_SAMPLES]
         made = heads_cache.picture_inputs(files, side)
-        return Material(f"sample {side}", made, len(files), f"{len(files)} sample photographs")
-    return _texts_of_file() if page == "text" else _pictures_of_files(side)
+        title, positions = f"{len(files)} sample photographs", _positions(traced, "sample", files, side)
+        return Material(f"sample {side}", made, len(files), title, positions=positions)
+    return _texts_of_file() if page == "text" else _pictures_of_files(side, traced)
+
+
+def _positions(
+    traced: cached.Traced, key: str, files: Sequence[tuple[str, bytes]], side: PictureSide
+) -> tuple[int, ...]:
+    model = traced.model
+    whole = cached.digest(model.name, model.revision, key)
+    return heads_cache.picture_positions(
+        whole, side, traced.inputs.kept_tokens, _shared=traced.shared, _files=files
+    )
 
 
 def _own_title(page: Page) -> str:
@@ -184,7 +199,7 @@ def _column_picked(key: str, kept: str) -> None:
     st.session_state[kept] = replace(st.session_state[kept], column=st.session_state[key])
 
 
-def _pictures_of_files(side: PictureSide) -> Material | None:
+def _pictures_of_files(side: PictureSide, traced: cached.Traced) -> Material | None:
     key, kept = "image_heads_files", "image_heads_pictures"
     st.file_uploader(
         f"Pictures, up to {MOST_PICTURES} of {PICTURE_MEGABYTES} MB, {ALL_MEGABYTES} MB in all",
@@ -204,9 +219,8 @@ def _pictures_of_files(side: PictureSide) -> Material | None:
         return None
     digest = st.session_state[f"{kept}_digest"]
     made = heads_cache.picture_inputs(files, side)
-    return Material(
-        f"{digest} {side}", made, len(files), f"{len(files)} pictures of yours", one=len(files) == 1
-    )
+    title, positions = f"{len(files)} pictures of yours", _positions(traced, digest, files, side)
+    return Material(f"{digest} {side}", made, len(files), title, one=len(files) == 1, positions=positions)
 
 
 def _read_pictures(key: str, kept: str) -> None:

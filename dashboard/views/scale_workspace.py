@@ -13,10 +13,6 @@ import streamlit as st
 from analysis.estimate import available_memory, seconds_in_words
 from analysis.scale_curves import (
     SCALE_HEADER,
-    WAY_TITLES,
-    WAY_WORDS,
-    WAYS,
-    ScalePlan,
     ScaleRun,
     absent_for,
     bytes_in_words,
@@ -28,6 +24,7 @@ from analysis.scale_curves import (
     scale_rows,
     scale_sheet,
 )
+from analysis.scale_plan import WAY_TITLES, WAY_WORDS, WAYS, ScalePlan
 from dashboard import lab_charts, scale_jobs
 from dashboard.boundary import page_boundary, tell_error
 from dashboard.evidence_jobs import Job

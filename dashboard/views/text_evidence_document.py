@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import streamlit as st
 
 from analysis.figure_data import EvidenceWords
-from dashboard import cached, evidence_cache
+from dashboard import cached, document_jobs, evidence_cache
 from dashboard.document_places import document_map, part_of
 from dashboard.evidence_choices import MethodOptions
 from dashboard.evidence_jobs import Job
@@ -25,9 +25,7 @@ from dashboard.views.evidence_word_target import predicts_words
 from dashboard.views.text_windows import offer_alone
 
 if TYPE_CHECKING:
-    from analysis.evidence.explanation import Explanation
     from analysis.evidence.targets import Target
-    from dashboard.evidence_jobs import Progress
 
 STRIP_KEY = "text_evidence_strip_of"
 
@@ -57,7 +55,7 @@ def show(
     if not methods:
         waiting_view("Choose a method above.")
         return None
-    found = answers(subject, methods, targets, options, agreed=_agreed(subject, len(methods)))
+    found = answers(subject, methods, targets, options, agreed=_agreed(subject, methods))
     if found is None:
         return None
     evidence_tools.progress("text", found.jobs)
@@ -99,7 +97,7 @@ def answers(
     *,
     agreed: Callable[[], bool] = lambda: True,
 ) -> Answers | None:
-    """Ask the chosen methods, all as jobs: each runs every window.
+    """Ask the chosen methods, all as jobs: those of one pass share that of each window.
 
     Args:
         agreed: asked before the first job that nobody has started yet; None is the answer to no.
@@ -111,13 +109,13 @@ def answers(
         for key in methods
         for target in (targets if METHODS[key].uses_target else (None,))
     ]
-    keys = [_job_key(chosen, method.key, target, own) for method, target, own in asked]
+    keys = [document_jobs.job_key(chosen, each) for each in asked]
     if any(evidence_cache.jobs().find(key) is None for key in keys) and not agreed():
         return None
     ready: list[Answer] = []
     jobs: list[tuple[str, Job]] = []
-    for method, target, own in asked:
-        job = _requested(chosen, method.key, target, own)
+    requested = document_jobs.requested(chosen, asked)
+    for (method, target, own), job in zip(asked, requested, strict=True):
         if job.state == "ready":
             ready.append(Answer(method, target, job.answer, own))
         else:
@@ -125,40 +123,21 @@ def answers(
     return Answers(tuple(ready), tuple(jobs), ())
 
 
-def _requested(
-    chosen: evidence_cache.Subject, method: str, target: Target | None, options: evidence_cache.Options
-) -> Job:
-    def work(progress: Progress) -> Explanation:
-        from analysis.evidence.document import explain_document
-
-        traced = chosen.traced
-        return explain_document(
-            method, traced.model, traced.inputs, target, progress=progress, **dict(options)
-        )
-
-    key = _job_key(chosen, method, target, options)
-    return evidence_cache.jobs().request(key, evidence_cache.in_turns(chosen.shared, work))
-
-
-def _job_key(
-    chosen: evidence_cache.Subject, method: str, target: Target | None, options: evidence_cache.Options
-) -> Hashable:
-    return "document", evidence_cache.job_key(chosen, method, target, options)
-
-
-def _agreed(chosen: evidence_cache.Subject, methods: int) -> Callable[[], bool]:
+def _agreed(chosen: evidence_cache.Subject, methods: Sequence[str]) -> Callable[[], bool]:
     """Whether the reader wants what takes long; asks where that is not known."""
 
     def agreed() -> bool:
         from analysis.estimate import gradient_estimate, in_words
+        from analysis.evidence.methods import METHODS
 
         traced, agreed_key = chosen.traced, "text_document_agreed"
         one = cached.input_estimate(traced.shared, traced.inputs, gradient_estimate)
-        estimate = replace(one, seconds=one.seconds * methods)
+        alone = sum(METHODS[key].cost == "passes" for key in methods)
+        estimate = replace(one, seconds=one.seconds * (alone + (len(methods) > alone)))
         if estimate.seconds <= OFFER_SECONDS or st.session_state.get(agreed_key) == traced.key:
             return True
         note(
-            f"{methods} methods over every window: at least {in_words(estimate)}. They run behind the page, one "
+            f"{len(methods)} methods over every window: at least {in_words(estimate)}. They run behind the page, one "
             "after the other, and can be stopped."
         )
         st.button(
@@ -226,6 +205,7 @@ def part_of_evidence(view: EvidenceWords, inside: slice) -> EvidenceWords:
         tokens=view.tokens[inside],
         title=f"{view.title}, {view.unit} {inside.start:,} to {inside.stop - 1:,}",
         marked=marked - inside.start if marked is not None and held else None,
+        # BROKEN
     )
 
 

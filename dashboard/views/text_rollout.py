@@ -11,7 +11,14 @@ import numpy as np
 import streamlit as st
 
 from analysis.figure_data import Floats, MatrixView, TokenScores
-from analysis.visible import above_in_words, above_scale, matrix_limits, ordinary_limits, score_limits
+from analysis.visible import (
+    above_in_words,
+    above_scale,
+    matrix_limits,
+    ordinary_limits,
+    score_limits,
+    short_label,
+)
 from dashboard import cached, charts, figures
 from dashboard.components import checked_token_strip, token_strip
 from dashboard.document_places import document_map, is_long, part_of, place_tools
@@ -45,7 +52,7 @@ def tools(source: TextSource, choices: TextChoices) -> None:
     rollout_tools("text", choices, layers=info.layers)
     colour_choice("text", choices.colour_map)
     if choices.part != "cross":
-        place_tools(info.columns, choices)
+        place_tools(info.columns, choices, keep_pinned=True)  # a row may be followed through all parts
 
 
 def show(source: TextSource, choices: TextChoices) -> MatrixView | TokenScores | None:
@@ -153,6 +160,9 @@ def part_of_scores(scores: TokenScores, shown: slice) -> TokenScores:
     """The scores of a part of a text, in the colours of the whole."""
     at = scores.source
     inside = at is not None and shown.start <= at < shown.stop
+    elsewhere = (
+        "" if at is None or inside else f", row of token {at:,} “{short_label(scores.tokens[at].text)}”"
+    )
     return replace(
         scores,
         scores=scores.scores[shown],
@@ -160,6 +170,7 @@ def part_of_scores(scores: TokenScores, shown: slice) -> TokenScores:
         source=at - shown.start if at is not None and inside else None,
         limits=score_limits(scores),
         title=f"{scores.title}, tokens {shown.start:,} to {shown.stop - 1:,}",
+        start=scores.start + shown.start,
     )
 
 

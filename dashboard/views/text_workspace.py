@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import streamlit as st
@@ -47,17 +48,7 @@ from dashboard.selection import (
     write_link,
 )
 from dashboard.sources import WORD_TOKENS, TextSource
-from dashboard.views import (
-    text_adversarial,
-    text_bertviz,
-    text_details,
-    text_evidence,
-    text_head,
-    text_heads,
-    text_matrix,
-    text_model,
-    text_rollout,
-)
+from dashboard.views import text_bertviz, text_details, text_head, text_matrix, text_model
 from dashboard.views.text_windows import windows_popover
 from dashboard.waiting import title_of
 
@@ -93,11 +84,20 @@ VIEWS: Mapping[str, View] = {
     "head": View(text_head.tools, text_head.show, text_head.every_layer_of, details=True),
     "model": View(text_model.tools, text_model.show),
     "matrix": View(text_matrix.tools, text_matrix.show),
-    "rollout": View(text_rollout.tools, text_rollout.show),
-    "evidence": View(text_evidence.tools, text_evidence.show),
-    "heads": View(text_heads.tools, text_heads.show),
-    "adversarial": View(text_adversarial.tools, text_adversarial.show),
 }
+
+
+@cache
+def later_views() -> Mapping[str, View]:
+    """Views with much behind them, imported when one of them opens: the first page need not wait for them."""
+    from dashboard.views import text_adversarial, text_evidence, text_heads, text_rollout
+
+    return {
+        "rollout": View(text_rollout.tools, text_rollout.show),
+        "evidence": View(text_evidence.tools, text_evidence.show),
+        "heads": View(text_heads.tools, text_heads.show),
+        "adversarial": View(text_adversarial.tools, text_adversarial.show),
+    }
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def workspace() -> None:
             prediction_line(shown.prediction, key="text")
             if shown.source.traced is not None:
                 windows_popover(shown.source.traced)
-        view = VIEWS[fitted.view]
+        view = VIEWS[fitted.view] if fitted.view in VIEWS else later_views()[fitted.view]
         with st.container(horizontal=True, vertical_alignment="center", key="text_tools"):
             views(list(VIEW_WORDS), fitted.view, key="text_view", on_change=_view_picked, words=VIEW_WORDS)
             if fitted.view != "evidence":

@@ -1,7 +1,8 @@
 """Compile the kernels of attention for sm_80 and sm_90 and say what came out, one JSON line a kernel.
 
 python -m tests.attn_core.compile_triton NAME ...    the kernels that the test names
-python -m tests.attn_core.compile_triton all         every tile that an autotuner tries (many minutes)
+python -m tests.attn_core.compile_triton all         other widths and precisions, and every tile that an autotuner
+                                                     tries (many minutes)
 """
 
 from __future__ import annotations
@@ -55,11 +56,10 @@ class Variant:
 
 
 def variants() -> dict[str, Variant]:
-    """A choice in which every kernel, variant, width and precision of the issue is met, on both chips."""
+    """What the test compiles: every kernel on both chips, and every variant and precision of one."""
     half, brain, single = torch.float16, torch.bfloat16, torch.float32
     return {
         # sm_90
-        "forward": Variant("forward", 90, 64, half, forward_config(128, 64, 4, 3)),
         "forward, causal, persistent": Variant(
             "forward",
             90,
@@ -76,30 +76,41 @@ def variants() -> dict[str, Variant]:
             forward_config(128, 64, 4, 3, descriptors=True, warp_specialize=True),
             causal=True,
         ),
-        "forward 128, causal": Variant("forward", 90, 128, brain, forward_config(128, 64, 8, 3), causal=True),
-        "forward 128, descriptors": Variant(
-            "forward", 90, 128, brain, forward_config(128, 128, 8, 2, descriptors=True)
-        ),
         "forward, float32": Variant("forward", 90, 64, single, forward_config(32, 32, 4, 1)),
         "forward, everything": Variant(
             "forward", 90, 64, half, forward_config(128, 64, 8, 3), causal=True, everything=True
         ),
         "queries, causal": Variant("queries", 90, 64, half, backward_config(64, 64, 4, 2), causal=True),
         "keys, causal": Variant("keys", 90, 64, half, backward_config(32, 128, 8, 2), causal=True),
-        "queries 128": Variant("queries", 90, 128, brain, backward_config(64, 64, 8, 2)),
-        "keys 128": Variant("keys", 90, 128, brain, backward_config(32, 32, 8, 2)),
-        "keys, float32": Variant("keys", 90, 64, single, backward_config(32, 32, 4, 1), causal=True),
         # sm_80
         "forward, sm_80": Variant("forward", 80, 64, half, forward_config(128, 64, 4, 3), causal=True),
-        "forward 128, sm_80": Variant("forward", 80, 128, brain, forward_config(128, 64, 8, 3)),
-        "queries, float32, sm_80": Variant("queries", 80, 64, single, backward_config(32, 32, 4, 1)),
         "queries 128, sm_80": Variant("queries", 80, 128, half, backward_config(64, 32, 4, 2), causal=True),
         "keys, sm_80": Variant("keys", 80, 64, brain, backward_config(32, 32, 4, 2)),
     }
 
 
+def further_variants() -> dict[str, Variant]:
+    """Other widths and precisions of the same kernels, with bfloat16, which the autotuners' tiles below leave out."""
+    half, brain, single = torch.float16, torch.bfloat16, torch.float32
+    return {
+        "forward": Variant("forward", 90, 64, half, forward_config(128, 64, 4, 3)),
+        "forward 128, causal": Variant("forward", 90, 128, brain, forward_config(128, 64, 8, 3), causal=True),
+        "forward 128, descriptors": Variant(
+            "forward", 90, 128, brain, forward_config(128, 128, 8, 2, descriptors=True)
+        ),
+        "queries 128": Variant("queries", 90, 128, brain, backward_config(64, 64, 8, 2)),
+        "keys 128": Variant("keys", 90, 128, brain, backward_config(32, 32, 8, 2)),
+        "keys, float32": Variant("keys", 90, 64, single, backward_config(32, 32, 4, 1), causal=True),
+        "forward 128, sm_80": Variant("forward", 80, 128, brain, forward_config(128, 64, 8, 3)),
+        "queries, float32, sm_80": Variant("queries", 80, 64, single, backward_config(32, 32, 4, 1)),
+    }
+
+
 def every_variant() -> Iterator[tuple[str, Variant]]:
-    """All tiles that the autotuners try, for both chips, all width classes, float16 and float32, causal and not."""
+    """All of the above, and all tiles that the autotuners try: both chips, all width classes, float16 and float32,
+    causal and not.
+    """
+    yield from (variants() | further_variants()).items()
     for capability, width, dtype, causal in itertools.product(
         (90, 80), (64, 128, 256), (torch.float16, torch.float32), (True, False)
     ):
@@ -144,7 +155,8 @@ def arguments_of(variant: Variant) -> tuple[Any, dict[str, Any]]:
 
 def main(names: list[str]) -> None:
     """Compile and print."""
-    chosen = every_variant() if names == ["all"] else [(name, variants()[name]) for name in names]
+    known = variants() | further_variants()
+    chosen = every_variant() if names == ["all"] else [(name, known[name]) for name in names]
     for name, variant in chosen:
         kernel, arguments = arguments_of(variant)
         options = variant.config.all_kwargs()

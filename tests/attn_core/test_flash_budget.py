@@ -180,3 +180,37 @@ def test_gradients_of_large_logits_are_within_twice_the_error_and_nothing_more(i
     )
     for part, truth in exact.items():
         assert (found[part] - truth).abs().max() <= 2.0 * (plain[part] - truth).abs().max(), part
+
+
+def test_what_all_keys_share_makes_large_logits_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such logits, of 300 here, are made small and left to the kernel; tiles are for those that differ so much."""
+    query, key, value, pull = drawn(0)
+    shared = torch.nn.functional.normalize(query.mean((0, 1, 2)), dim=0)
+    hard = Hard(query + shared, key + shared * (300.0 / SCALE / (1.0 + query @ shared).mean()), value, pull)
+    hard = rounded(hard, torch.float32)
+    scores = hard.query @ hard.key.mT * SCALE
+    assert scores.abs().max() > 250.0
+
+    def formula(*inputs: Tensor | None) -> Tensor:
+        return written_out(*inputs, causal=False)  # type: ignore[misc, arg-type]
+
+    def tiles(*_: object, **__: object) -> None:
+        raise AssertionError("tiles were asked")
+
+    monkeypatch.setattr("attn_core.flash.fused.tiled_gradients", tiles)
+    exact, plain = results(formula, hard, torch.float64), results(formula, hard, torch.float32)
+    found = results(
+        lambda q, k, v, _: flash_attention(q, k, v, scale=SCALE, impl="fused").context, hard, torch.float32
+    )
+    for part, truth in exact.items():
+        assert (found[part] - truth).abs().max() <= 2.0 * (plain[part] - truth).abs().max(), part
+    with pytest.raises(
+        AssertionError, match="tiles were asked"
+    ):  # a key that is left out must not move the others
+        results(
+            lambda q, k, v, _: (
+                flash_attention(q, k, v, scale=SCALE, impl="fused", rule=MaskRule(causal=True)).context
+            ),
+            hard,
+            torch.float32,
+        )

@@ -1,6 +1,7 @@
 """The kernels of attention as machine code of GPUs that are not there: tensor cores used, nothing spilled.
 
-Compiling needs the real compiler, so it runs in processes without TRITON_INTERPRET. Triton keeps what it compiled.
+Compiling needs the real compiler, so it runs in a process without TRITON_INTERPRET. Triton keeps what it compiled.
+The test compiles a choice; `python -m tests.attn_core.compile_triton all` compiles everything.
 """
 
 from __future__ import annotations
@@ -24,27 +25,14 @@ VARIANTS = variants()
 
 @pytest.fixture(scope="module")
 def machine_code() -> dict[str, dict[str, Any]]:
-    """What became of each variant; two processes share the work."""
-    names = list(VARIANTS)
+    """What became of each variant."""
     variables = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.attn_core.compile_triton"]
-    processes = [
-        subprocess.Popen(
-            [*command, *names[start::2]],
-            cwd=ROOT,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for start in (0, 1)
-    ]
-    found = {}
-    for process in processes:
-        output, complaints = process.communicate()
-        assert process.returncode == 0, complaints[-3000:]
-        found |= {line["name"]: line for line in map(json.loads, output.splitlines())}
-    return found
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.attn_core.compile_triton", *VARIANTS],
+        cwd=ROOT, env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return {line["name"]: line for line in map(json.loads, ran.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -1,6 +1,7 @@
 """The kernels of streamed maps as machine code of GPUs that are not there: tensor cores used, nothing spilled.
 
-Compiling needs the real compiler, so it runs in processes without TRITON_INTERPRET. Triton keeps what it compiled.
+Compiling needs the real compiler, so it runs in a process without TRITON_INTERPRET. Triton keeps what it compiled.
+The test compiles a choice; `python -m tests.attn_core.compile_triton_maps all` compiles everything.
 """
 
 from __future__ import annotations
@@ -25,27 +26,14 @@ KERNELS = [(question, name) for name, variant in VARIANTS.items() for question i
 
 @pytest.fixture(scope="module")
 def machine_code() -> dict[str, dict[str, Any]]:
-    """What became of each kernel; two processes share the work."""
-    first, *others = VARIANTS
+    """What became of each kernel."""
     variables = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.attn_core.compile_triton_maps"]
-    processes = [
-        subprocess.Popen(
-            [*command, *names],
-            cwd=ROOT,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for names in ([first], others)
-    ]
-    found = {}
-    for process in processes:
-        output, complaints = process.communicate()
-        assert process.returncode == 0, complaints[-3000:]
-        found |= {line["name"]: line for line in map(json.loads, output.splitlines())}
-    return found
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.attn_core.compile_triton_maps", *VARIANTS],
+        cwd=ROOT, env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return {line["name"]: line for line in map(json.loads, ran.stdout.splitlines())}
 
 
 @pytest.mark.parametrize(("question", "name"), KERNELS)

@@ -256,6 +256,25 @@ def test_every_row_shows_the_same_part_of_a_long_text(page: Page) -> None:
     assert second.evaluate("text => text.scrollTop") == 333
 
 
+def test_a_word_that_is_marked_from_outside_is_scrolled_to_and_a_click_moves_nothing(page: Page) -> None:
+    tokens = tuple(TokenLabel(f"word{index}", "") for index in range(400))
+    view = words(scores=np.zeros((2, 400), np.float32), tokens=tokens)
+    show(page, "evidence_words", evidence_words_payload(view))
+    send(page, evidence_words_payload(replace(view, marked=390)))
+    page.wait_for_function("() => document.querySelector('.evidence-text').scrollTop > 0")
+    for index in range(2):
+        frame = page.locator(".evidence-text").nth(index).bounding_box()
+        marked = page.locator(".is-marked").nth(index).bounding_box()
+        assert frame is not None
+        assert marked is not None
+        assert frame["y"] <= marked["y"] <= frame["y"] + frame["height"] - marked["height"]
+    at = page.locator(".evidence-text").first.evaluate("text => text.scrollTop")
+    page.locator(".evidence-word").nth(385).click()
+    said(page, 1)
+    send(page, evidence_words_payload(replace(view, marked=385)))
+    assert page.locator(".evidence-text").first.evaluate("text => text.scrollTop") == at
+
+
 def test_arrows_follow_a_text_from_right_to_left(page: Page) -> None:
     show(page, "evidence_words", evidence_words_payload(words(direction="rtl")))
     page.locator(".evidence-word").first.focus()

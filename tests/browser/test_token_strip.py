@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -219,6 +220,29 @@ def test_a_long_text_wraps_and_new_scores_keep_the_focus(page: Page) -> None:
     send(page, token_strip_payload(TokenScores(scores[::-1].copy(), tokens, source=7)))
     assert page.evaluate("document.activeElement.textContent") == "word7"
     assert page.locator("[aria-current]").all_text_contents() == ["word7"]
+
+
+def test_a_part_counts_from_the_beginning_of_the_text_and_shows_its_source(page: Page) -> None:
+    tokens = tuple(TokenLabel(f"word{index}", f"word{index}") for index in range(512))
+    scores = np.random.default_rng(0).uniform(size=512).astype(np.float32)
+    part = TokenScores(scores, tokens, source=300, start=1024)
+    show(page, "token_strip", token_strip_payload(part), width=600, height=200)
+    page.add_style_tag(content=".strip-text { max-height: 150px !important; }")
+    assert page.locator(".view-note").first.inner_text() == "512 tokens · row of token 1324 “word300”"
+    page.locator(".strip-token").first.hover()
+    assert tooltip(page)[1] == "token 1024 “word0”"
+    strip = page.locator(".strip-text")
+    strip.evaluate("text => { text.scrollTop = 40; }")
+    send(page, token_strip_payload(replace(part, source=470)))
+    page.wait_for_function("() => document.querySelector('.strip-text').scrollTop > 40")
+    frame, source = strip.bounding_box(), page.locator(".is-source").bounding_box()
+    assert frame is not None
+    assert source is not None
+    assert frame["y"] <= source["y"] <= frame["y"] + frame["height"] - source["height"]
+    at = strip.evaluate("text => text.scrollTop")
+    page.locator(".strip-token").nth(480).click()
+    send(page, token_strip_payload(replace(part, source=480)))
+    assert strip.evaluate("text => text.scrollTop") == at, "an echo of a click moves nothing"
 
 
 def test_a_stand_alone_page_does_not_offer_another_row(page: Page) -> None:

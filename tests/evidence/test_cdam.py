@@ -14,12 +14,16 @@ from torch import nn
 from torch.testing import assert_close
 
 from analysis.catalogue import VIT_S14, is_installed
+from analysis.evidence import cdam as cdam_module
+from analysis.evidence.blocks import block_names
 from analysis.evidence.cdam import cdam, integrated_cdam, smooth_cdam
 from analysis.evidence.gradcam import gradcam
 from analysis.evidence.passes import forward_pass
 from analysis.evidence.targets import class_logit, concept_similarity, mean_direction
+from analysis.inputs import encode_text
 from analysis.models import load_model
 from tests.evidence.oracle_models import ORACLES, PICTURES, oracle, pixels_of, small_vit
+from tests.input_helpers import byte_level, loaded
 
 CASES = [(name, label) for name in PICTURES for label in (1, 3)]
 
@@ -138,6 +142,59 @@ def test_cdam_is_hirescam_at_the_same_place():
         target = class_logit(2)
         same = gradcam(run, target, layer=layer, variant="hirescam").scores
         assert_close(cdam(run, target, layer=layer).scores, same)
+
+
+def large(seed=0):
+    """64 patches, of which the small part that a model is taken up on has 16."""
+    inputs = pixels_of(np.random.default_rng(seed).normal(size=(1, 3, 64, 64)), patch=8)
+    return replace(inputs, tensors={**inputs.tensors, "interpolate_pos_encoding": torch.tensor(True)})
+
+
+def flexible_vit():
+    return replace(small_vit(), flexible_image_size=True)
+
+
+@pytest.mark.parametrize("place", ["attention", "block"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_layers_below_the_copies_run_once_and_not_for_each_of_them(monkeypatch, place, whole):
+    model = flexible_vit()
+    run, target = forward_pass(model, large(), whole=whole), class_logit(1)
+    monkeypatch.setattr(cdam_module, "TOKENS_AT_ONCE", 130)  # two copies at once
+    ran: list[tuple[int, int]] = []
+
+    def count(number):
+        return lambda _, args, __: ran.append((number, args[0].shape[1]))
+
+    blocks = [model.module.get_submodule(name) for name in block_names(model)]
+    handles = [block.register_forward_hook(count(number)) for number, block in enumerate(blocks)]
+    try:
+        smooth = smooth_cdam(run, target, samples=9, layer=2, place=place).scores
+        counts = [ran.count((number, 65)) for number in range(4)]
+        integrated = integrated_cdam(run, target, steps=8, layer=2, place=place).scores
+    finally:
+        for handle in handles:
+            handle.remove()
+    lower = (1 if whole else 0) + (1 if whole and place == "block" else 0)
+    assert counts[:2] == [lower, lower]
+    assert counts[2:] == [lower + 6, lower + 6]  # once to try, and five chunks
+    monkeypatch.setattr(cdam_module, "_upper", lambda *_: None)
+    assert_close(smooth, smooth_cdam(run, target, samples=9, layer=2, place=place).scores)
+    assert_close(integrated, integrated_cdam(run, target, steps=8, layer=2, place=place).scores)
+
+
+def test_a_head_that_looks_at_the_input_again_runs_whole(monkeypatch, tmp_path):
+    """A causal classifier reads the last word, and finds it in the ids."""
+    options = {"vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 40}
+    llama = loaded(
+        tmp_path, "LlamaForSequenceClassification", "LlamaConfig", byte_level(), num_attention_heads=4, num_labels=3,
+        pad_token_id=0, **options,
+    )  # fmt: skip
+    inputs = encode_text(llama, "The film is not bad, surprisingly, and the house is old.")
+    run, target = forward_pass(llama, inputs), class_logit(1)
+    monkeypatch.setattr(cdam_module, "TOKENS_AT_ONCE", 1)
+    assert cdam_module._upper(run, 2) is None
+    still = smooth_cdam(run, target, samples=3, level=0.0).scores
+    assert_close(still, cdam(run, target).scores)
 
 
 def test_noise_is_seeded_and_apart_from_the_global_state():

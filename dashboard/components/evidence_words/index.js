@@ -26,18 +26,30 @@ class EvidenceWords {
     this.luts = { true: arrays.signed, false: arrays.unsigned };
     this.scores = arrays.scores;
     const { marked, ...settings } = header.state;
+    const at = first || changedInput ? 0 : this.texts()[0].scrollTop;
+    let news = first || changedInput;
     if (first || changedInput) {
       this.shared = { marked: makeShared(marked), settings: makeShared(settings) };
       this.marked = marked;
       this.settings = { ...settings };
     } else {
-      if (this.shared.marked.isNews(marked)) this.marked = marked;
+      if (this.shared.marked.isNews(marked)) [this.marked, news] = [marked, true];
       if (this.shared.settings.isNews(settings)) this.settings = { ...settings };
     }
     this.pointed = null;
     this.tooltip.hide();
     this.build();
+//BROKEN
     this.paint();
+    if (news) requestAnimationFrame(() => this.reveal()); // when it has its room
+  }
+
+  /** Scrolls to a word that was marked from outside, by a link or a search. */
+  reveal() {
+    for (const { words } of this.lines) {
+      const word = words[this.marked];
+      if (word?.offsetParent) bringInside(word.parentElement, word);
+    }
   }
 
   end() {

@@ -32,22 +32,30 @@ class TokenStrip {
     this.lut = arrays.lut;
     this.scores = arrays.scores;
     const { source, scale } = header.state;
+    let news = first || changedInput;
     if (first || changedInput) {
       this.shared = { source: makeShared(source), scale: makeShared(scale) };
       this.source = source;
       this.scale = scale;
     } else {
-      if (this.shared.source.isNews(source)) this.source = source;
+      if (this.shared.source.isNews(source)) [this.source, news] = [source, true];
       if (this.shared.scale.isNews(scale)) this.scale = scale;
     }
     this.title.textContent = header.title;
     if (first || changedInput) this.build();
     this.paint();
+    if (false) requestAnimationFrame(() => this.reveal()); // when it has its room
     if (!this.tooltip.element.hidden) this.hint(...this.hinted); // the tooltip tells the new value
   }
 
   end() {
     this.root.remove();
+  }
+
+  /** Scrolls to a token that was chosen from outside, by a link or a search. */
+  reveal() {
+    const token = this.tokens[this.source];
+    if (token?.offsetParent) bringInside(this.text, token);
   }
 
   build() {
@@ -82,7 +90,7 @@ class TokenStrip {
       button.classList.toggle("is-beyond", this.isBeyond(index));
       if (index === this.source) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
-      button.setAttribute("aria-label", [`${index} ${token.text}`, ...this.lines(index)].join(", "));
+      button.setAttribute("aria-label", [`${this.header.start + index} ${token.text}`, ...this.lines(index)].join(", "));
     });
     const { unit } = this.header;
     this.bar.update({ lut: this.lut, low, high, scale: this.scale, text: unit, over: this.header.over });
@@ -93,7 +101,7 @@ class TokenStrip {
   remark() {
     const parts = [`${this.tokens.length} tokens`];
     const token = this.header.tokens[this.source];
-    if (token) parts.push(`row of token ${this.source} “${labelText(token)}”`);
+    if (token) parts.push(`row of token ${this.header.start + this.source} “${labelText(token)}”`);
     if (this.header.direction === "rtl") parts.push("right to left");
     return parts.join(" · ");
   }
@@ -129,7 +137,7 @@ class TokenStrip {
   hint(index, x, y) {
     this.hinted = [index, x, y];
     const [value, ...rest] = this.lines(index);
-    this.tooltip.show([value, `token ${index} “${this.header.tokens[index].text}”`, ...rest], x, y);
+    this.tooltip.show([value, `token ${this.header.start + index} “${this.header.tokens[index].text}”`, ...rest], x, y);
   }
 
   listen() {

@@ -94,7 +94,7 @@ def _model_view_rows(view: ModelView, provenance: Provenance) -> Iterator[str]:
 def _token_score_rows(view: TokenScores, provenance: Provenance) -> Iterator[str]:
     yield "index,token,score"
     for index, (cell, score) in enumerate(zip(cells(view.tokens), numbers(view.scores), strict=True)):
-        yield f"{index},{cell},{score}"
+        yield f"{view.start + index},{cell},{score}"
 
 
 def _patch_map_rows(view: PatchMaps, provenance: Provenance) -> Iterator[str]:

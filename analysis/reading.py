@@ -194,7 +194,7 @@ def _overlaps(reading: Reading) -> str:
     at_the_end = before[1] + 1 - last[0]
     if count == 2:
         return f"they share {at_the_end:,} tokens"
-    end = "" if at_the_end != reading.overlap else ""
+    end = f", the last two {at_the_end:,}" if at_the_end != reading.overlap else ""
     if not reading.overlap:
         return f"neighbours share no tokens{end}"
     return f"neighbours share {reading.overlap:,} tokens{end}"

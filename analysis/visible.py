@@ -404,7 +404,8 @@ def _token_scores_words(view: TokenScores) -> str:
     if view.scale == "sqrt":
         words += " Colour by the square root of the value."
     if view.source is not None:
-        words += f" Row of token {view.start + view.source} “{short_label(view.tokens[view.source].text)}” (outlined)."
+        label = short_label(view.tokens[view.source].text)
+        words += f" Row of token {view.start + view.source} “{label}” (outlined)."
     if above_scale(view.scores, score_limits(view)).any():
         words += f" {above_in_words(view)}"
     if view.direction == "rtl":

@@ -227,7 +227,7 @@ def checked_so_far(shared: SharedModel, key: Hashable, epsilon: float) -> int:
 def _asked(traced: Traced, run: long_runs.Run, work: Callable[[Progress], Any]) -> Running | Offered:
     """The job of a run, or the offer to start it where that takes long and nobody has."""
     begin = partial(jobs().request, run.key, in_turns(traced.shared, work), seconds=run.estimate.seconds)
-    return _requested(traced.shared, run.key, work)
+    return long_runs.to_offer(run, begin) or _requested(traced.shared, run.key, work)
 
 
 def _requested(shared: SharedModel, key: Hashable, work: Callable[[Progress], Any]) -> Running:

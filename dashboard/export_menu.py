@@ -161,7 +161,7 @@ def link_in_words(query: Mapping[str, str]) -> str:
     """What the link of a view holds, and that it cannot hold the input where it does not."""
     if "sample" in query or "t" in query:
         return "Holds model, input, view, layer and heads; not zoom, filters or colours."
-    if "nothing" in query:  # of the Lab and Scale pages
+    if "model" not in query:  # of the Lab and Scale pages
         return "Holds what is chosen on this page, not what was computed or measured."
     return (
         "Holds model, view, layer and heads, but not this input: a file, or a text of more than "

@@ -162,7 +162,7 @@ def choice(
     st.selectbox(
         label,
         options,
-        **bound_choice(key, value, options),
+        **bound_choice(key, value, options, words),
         on_change=picked,
         format_func=words,
         label_visibility="collapsed",

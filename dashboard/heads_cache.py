@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from analysis.estimate import Estimate, MachineRate, ModelSize, forward_estimate, model_size, survey_estimate
 from analysis.samples import sample_corpus
-from attn_core.errors import UnsupportedModelError
 from dashboard import cached, long_runs
 from dashboard.cached import SharedModel, Traced
 from dashboard.evidence_cache import Subject, in_turns, jobs, method_estimate
@@ -422,7 +421,7 @@ def picture_positions(
             pixels = np.broadcast_to(np.uint8(0), (height, width, 3))  # its size alone is asked for
             grid = grid_at(model, Picture(pixels, name, ""), SHORTER_SIDE if side is None else side)
             found.append(grid.prefix_tokens + grid.rows * grid.columns)
-        except (OSError, ValueError, UnsupportedModelError):
+        except (OSError, ValueError):
             found.append(usual)
     return tuple(found)
 

@@ -470,6 +470,6 @@ def _memory() -> None:
     )
     positions = math.isqrt(chosen * 2**20 // 4)
     note(
-        f"The map of one head is whole up to {positions:,} positions, in tiles above. {bytes_in_words(free.size)} are free"
-        + (f": {free.note}." if free.note else ".")
+        f"The map of one head is whole up to {positions:,} positions, in tiles above. "
+        f"{bytes_in_words(free.size)} are free" + (f": {free.note}." if free.note else ".")
     )

@@ -87,7 +87,7 @@ def material(page: Page, choices: HeadsChoices, traced: cached.Traced) -> Materi
         windows = (traced.inputs,) if reading is None else reading.windows  # each is an input of its own
         title = _own_title(page)
         if reading is not None:
-            title += f" in {len(windows)} windows"
+            title += f" in {len(windows)} {'overlapping ' if reading.overlap else ''}windows"
         return Material(traced.key, lambda _: iter(windows), len(windows), title, one=True)
     side = current().image.input.side
     if choices.source == "sample" and page == "text":

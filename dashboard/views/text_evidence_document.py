@@ -205,7 +205,7 @@ def part_of_evidence(view: EvidenceWords, inside: slice) -> EvidenceWords:
         tokens=view.tokens[inside],
         title=f"{view.title}, {view.unit} {inside.start:,} to {inside.stop - 1:,}",
         marked=marked - inside.start if marked is not None and held else None,
-        # BROKEN
+        start=view.start + inside.start,
     )
 
 

@@ -169,7 +169,7 @@ def part_of_scores(scores: TokenScores, shown: slice) -> TokenScores:
         tokens=scores.tokens[shown],
         source=at - shown.start if at is not None and inside else None,
         limits=score_limits(scores),
-        title=f"{scores.title}, tokens {shown.start:,} to {shown.stop - 1:,}",
+        title=f"{scores.title}, tokens {shown.start:,} to {shown.stop - 1:,}{elsewhere}",
         start=scores.start + shown.start,
     )
 

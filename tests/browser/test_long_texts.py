@@ -14,7 +14,6 @@ from tests.browser.test_walk import MINUTES, pick_view, wait_for_model
 if TYPE_CHECKING:
     from tests.conftest import WatchedPage
 
-MINUTES = 12_000
 pytestmark = pytest.mark.browser
 
 MOST_ELEMENTS = 4_000

@@ -113,6 +113,7 @@ def test_a_job_that_has_its_turn_while_another_walks_answers_for_itself(classifi
         if not inside:
             inside.append("")
             inside[0] = together.answer(1, lambda _: None).method
+            assert list(together.found) == [1]  # the other question is under way
 
     assert together.answer(0, give_way).method == "cdam"
     assert inside == ["relevance"]
@@ -133,3 +134,4 @@ def test_a_walk_that_was_stopped_is_walked_again(classifier, passes):
     with pytest.raises(Stopped):
         together.answer(0, stop)
     assert together.answer(1, lambda _: None).method == "relevance"
+    assert sorted(together.found) == [0, 1]  # for both: nobody walks any more

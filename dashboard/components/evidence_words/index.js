@@ -39,7 +39,7 @@ class EvidenceWords {
     this.pointed = null;
     this.tooltip.hide();
     this.build();
-//BROKEN
+    for (const text of this.texts()) text.scrollTop = at;
     this.paint();
     if (news) requestAnimationFrame(() => this.reveal()); // when it has its room
   }

@@ -44,7 +44,7 @@ class TokenStrip {
     this.title.textContent = header.title;
     if (first || changedInput) this.build();
     this.paint();
-    if (false) requestAnimationFrame(() => this.reveal()); // when it has its room
+    if (news) requestAnimationFrame(() => this.reveal()); // when it has its room
     if (!this.tooltip.element.hidden) this.hint(...this.hinted); // the tooltip tells the new value
   }
 

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from analysis.evidence.blocks import Block, alike, block_names, small_inputs
 from analysis.evidence.explanation import Explanation, explanation_of, kept_positions, position_count
@@ -267,7 +266,7 @@ class _Upper:
     """
 
     run: ForwardPass
-    module: PreTrainedModel
+    module: Any  # one of the library's, whose attention goes through its interface
     blocks: tuple[Block, ...]
     small: dict[str, Tensor]
 
@@ -290,7 +289,7 @@ def _upper(run: ForwardPass, layer: int) -> _Upper | None:
     module = run.model.module
     if layer == 0 or not block_names(run.model):
         return None
-    if not isinstance(module, PreTrainedModel) or not uses_interface(module):
+    if not uses_interface(module):
         return None
     small = small_inputs(run.model, run.inputs)
     if 2 * position_count(small) > position_count(run.inputs):

@@ -218,8 +218,10 @@ def _by_map(trace: AttentionTrace, calls: list[Recorded]) -> dict[Kind, tuple[Re
     }
 
 
-def uses_interface(module: PreTrainedModel) -> bool:
-    """Whether the attention of this model goes through the library's attention interface."""
+def uses_interface(module: nn.Module) -> bool:
+    """Whether the attention of this model goes through the library's attention interface; not one of ours."""
+    if not isinstance(module, PreTrainedModel):
+        return False
     models = [m for m in module.modules() if isinstance(m, PreTrainedModel)]
     return all(type(m)._can_set_attn_implementation() for m in models)
 

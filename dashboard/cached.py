@@ -185,6 +185,7 @@ def _try(shared: SharedModel) -> None:
 def _released(shared: SharedModel) -> None:
     """Let a model that fell out of the cache be loaded again, and give its memory back."""
     loader().forget(*shared.request)
+    long_runs.kept().forget_model(shared.model)
     gc.collect()
     torch = importlib.import_module("torch")
     if torch.cuda.is_available():

@@ -70,6 +70,15 @@ class Kept:
         with self._lock:
             self._answers.pop(key, None)
 
+    def forget_model(self, model: object) -> None:
+        """Drop all answers that hold on to a model: passes over it, which would keep its weights in memory."""
+        with self._lock:
+            held = [
+                key for key, found in self._answers.items() if getattr(found.value, "model", None) is model
+            ]
+            for key in held:
+                del self._answers[key]
+
     @property
     def size(self) -> int:
         """Bytes that all answers hold."""

@@ -181,6 +181,18 @@ def test_the_session_s_budget_holds_here_and_on_the_thread_of_a_job(session):
     assert asked(lambda done: None) == 16 * MIB, "the budget of the session that asked"
 
 
+def test_passes_over_a_model_go_with_the_model():
+    """Else its weights would stay in memory, and pages would go on with a copy that nobody else has."""
+    kept, gone, other = Kept(lambda: 2**40), object(), object()
+    kept.put("of it", SimpleNamespace(model=gone))
+    kept.put("of another", SimpleNamespace(model=other))
+    kept.put("numbers", np.zeros(3))
+    kept.forget_model(gone)
+    assert kept.find("of it") is None
+    assert kept.find("of another") is not None
+    assert kept.find("numbers") is not None
+
+
 def test_answers_are_dropped_by_what_they_hold():
     free = 100 * MIB
     kept = Kept(lambda: free)

@@ -247,22 +247,33 @@ def measure(
     pictured = None if hidden is None or not layout.picture else _patch_likeness(hidden, layout.columns)
     if isinstance(layer, FactoredMap) and not smoothing and _is_walked(layer, layout):
         received = _walked(found, layer, layout, asking, pictured)
-        _on_kinds(found, layout, received, asking)
-        _columns(found, layout, received, asking)
-        return Sums(MappingProxyType(found.totals), MappingProxyType(found.counts))
+    else:
+        received = _in_pieces(found, layer, layout, asking, pictured, smoothing)
+    _on_kinds(found, layout, received, asking)
+    _columns(found, layout, received, asking)
+    return Sums(MappingProxyType(found.totals), MappingProxyType(found.counts))
+
+
+def _in_pieces(
+    found: _Gathered,
+    layer: AttentionMap,
+    layout: Layout,
+    asking: Tensor,
+    likeness: _Likeness | None,
+    smoothing: float,
+) -> Tensor:
+    """All that ``measure`` asks of rows, from pieces of the map; returns (B, H, K) what the keys received."""
     received = torch.zeros(layer.batch, layer.heads, layer.keys)
     for rows, columns, piece in layer.pieces():
         weights = piece.to("cpu", torch.float32)
         block = _Block(layout, rows, columns, asking[:, rows], weights)
         _spread(found, block, smoothing)
         if layout.picture:
-            _on_grid(found, block, pictured)
+            _on_grid(found, block, likeness)
         else:
             _on_order(found, block)
         received[:, :, columns] += (block.asking[:, None, None] @ weights)[:, :, 0]
-    _on_kinds(found, layout, received, asking)
-    _columns(found, layout, received, asking)
-    return Sums(MappingProxyType(found.totals), MappingProxyType(found.counts))
+    return received
 
 
 WALKED_KEYS = 384
@@ -270,7 +281,8 @@ WALKED_KEYS = 384
 
 
 def _is_walked(layer: FactoredMap, layout: Layout) -> bool:
-    return layer.batch == 1 and layer.keys >= WALKED_KEYS and is_regular(layout.columns)
+    on_cpu = layer.query.device.type == "cpu"  # the layout, and the numbers of each row, are there
+    return on_cpu and layer.batch == 1 and layer.keys >= WALKED_KEYS and is_regular(layout.columns)
 
 
 def _walked(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -79,13 +79,14 @@ def walk_text(
         offsets: of the band, which reaches at least ``near`` to both sides.
     """
     rows, columns = layout.rows, layout.columns
-    sums = _started(layer, kinds=3 if layout.square else 1, offsets=len(offsets) if layout.square else 0)
+    kinds, band = (3, len(offsets)) if layout.square else (1, 0)
+    sums = RowSums.started(layer.heads, layer.queries, keys=layer.keys, kinds=kinds, offsets=band)
     positions = None
     if layout.square:
         at = torch.arange(layer.keys, dtype=torch.float32)
         positions = Positions(at, at)
     else:
-        sums = RowSums(**{**vars(sums), "distance": None, "direction": None})
+        sums = replace(sums, distance=None, direction=None)
     _walk(
         layer,
         sums,
@@ -145,10 +146,15 @@ def walk_picture(
     y, x = (place[:, axis].clamp(min=0).to(torch.float32) for axis in (0, 1))
     patches = own.to(torch.float32)
     offsets = tuple(down * width + across for down, across in shifts.values())
-    sums = _started(
-        layer, kinds=4 if likeness is not None else 3, offsets=len(offsets), likeness=likeness is not None
+    sums = RowSums.started(
+        layer.heads,
+        layer.queries,
+        keys=layer.keys,
+        kinds=4 if likeness is not None else 3,
+        offsets=len(offsets),
+        likeness=likeness is not None,
     )
-    sums = RowSums(**{**vars(sums), "direction": None})
+    sums = replace(sums, direction=None)
     _walk(
         layer,
         sums,
@@ -209,36 +215,6 @@ def _walk(
         matches=matches,
         offsets=None if offsets is None else torch.tensor(offsets, dtype=torch.int32),
         directions=None if directions is None else (directions, directions),
-    )
-
-
-def _started(layer: FactoredMap, *, kinds: int, offsets: int, likeness: bool = False) -> RowSums:
-    """Sums before the first tile."""
-    heads, queries = layer.heads, layer.queries
-
-    def zeros(*more: int) -> Tensor:
-        return torch.zeros(heads, queries, *more)
-
-    def nothing() -> Tensor:
-        return torch.full((heads, queries), -math.inf)
-
-    def places() -> Tensor:
-        return torch.zeros(heads, queries, dtype=torch.int32)
-
-    return RowSums(
-        entropy=zeros(),
-        largest=nothing(),
-        strongest=places(),
-        largest_open=nothing(),
-        strongest_open=places(),
-        distance=zeros(),
-        direction=zeros(),
-        matched=zeros(kinds),
-        band=zeros(offsets) if offsets else None,
-        others=zeros() if likeness else None,
-        squares=zeros() if likeness else None,
-        liked=zeros() if likeness else None,
-        received=torch.zeros(heads, 1, layer.keys),
     )
 
 

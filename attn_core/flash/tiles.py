@@ -51,6 +51,49 @@ class RowSums:
     liked: Tensor | None = None
     received: Tensor | None = None
 
+    @staticmethod
+    def started(
+        heads: int,
+        queries: int,
+        *,
+        keys: int,
+        kinds: int = 0,
+        offsets: int = 0,
+        lefts: int = 1,
+        likeness: bool = False,
+    ) -> RowSums:
+        """Every number before the first tile, in float32 on the CPU; those that are not asked for are None.
+
+        Args:
+            kinds, offsets, lefts: M, F and R; 0 does not ask for these numbers.
+            likeness: ask for ``others``, ``squares`` and ``liked``.
+        """
+
+        def zeros(*more: int) -> Tensor:
+            return torch.zeros(heads, queries, *more)
+
+        def nothing() -> Tensor:
+            return torch.full((heads, queries), float("-inf"))
+
+        def places() -> Tensor:
+            return torch.zeros(heads, queries, dtype=torch.int32)
+
+        return RowSums(
+            entropy=zeros(),
+            largest=nothing(),
+            strongest=places(),
+            largest_open=nothing(),
+            strongest_open=places(),
+            distance=zeros(),
+            direction=zeros(),
+            matched=zeros(kinds) if kinds else None,
+            band=zeros(offsets) if offsets else None,
+            others=zeros() if likeness else None,
+            squares=zeros() if likeness else None,
+            liked=zeros() if likeness else None,
+            received=torch.zeros(heads, lefts, keys) if lefts else None,
+        )
+
     def rows(self, part: slice) -> RowSums:
         """Of some queries: copies where a head's rows would not lie side by side, so write back with ``put``."""
         cut = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -158,7 +158,7 @@ def test_everything_that_head_patterns_need_comes_from_one_pass(way, rule):
     numbers = torch.randint(0, 5, (2, 61), generator=generator, dtype=torch.int32)
     directions = torch.randn(61, 4, generator=generator)
     offsets = torch.tensor([-8, -2, 0, 1, 8], dtype=torch.int32)
-    sums = started(4, 61, kinds=2, offsets=5, received=1)
+    sums = replace(RowSums.started(4, 61, keys=61, kinds=2, offsets=5, likeness=True), direction=None)
     add_map_sums(
         factors_of(factored),
         sums,
@@ -197,34 +197,6 @@ def test_everything_that_head_patterns_need_comes_from_one_pass(way, rule):
 
 def factors_of(factored: FactoredMap) -> Factors:
     return Factors.of(factored.query, factored.key, factored.lse, Scoring(factored.scale, factored.rule))
-
-
-def started(heads: int, queries: int, *, kinds: int, offsets: int, received: int) -> RowSums:
-    """Sums before the first tile."""
-
-    def zeros() -> Tensor:
-        return torch.zeros(heads, queries)
-
-    def nothing() -> Tensor:
-        return torch.full((heads, queries), -math.inf)
-
-    def places() -> Tensor:
-        return torch.zeros(heads, queries, dtype=torch.int32)
-
-    return RowSums(
-        entropy=zeros(),
-        largest=nothing(),
-        strongest=places(),
-        largest_open=nothing(),
-        strongest_open=places(),
-        distance=zeros(),
-        matched=torch.zeros(heads, queries, kinds),
-        band=torch.zeros(heads, queries, offsets),
-        others=zeros(),
-        squares=zeros(),
-        liked=zeros(),
-        received=torch.zeros(heads, received, queries),
-    )
 
 
 @settings(max_examples=60)

@@ -79,8 +79,8 @@ def walk_text(
         offsets: of the band, which reaches at least ``near`` to both sides.
     """
     rows, columns = layout.rows, layout.columns
-    kinds, band = (3, len(offsets)) if layout.square else (1, 0)
-    sums = RowSums.started(layer.heads, layer.queries, keys=layer.keys, kinds=kinds, offsets=band)
+    kinds, width = (3, len(offsets)) if layout.square else (1, 0)
+    sums = RowSums.started(layer.heads, layer.queries, keys=layer.keys, kinds=kinds, offsets=width)
     positions = None
     if layout.square:
         at = torch.arange(layer.keys, dtype=torch.float32)

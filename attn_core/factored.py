@@ -111,10 +111,10 @@ class FactoredMap(AttentionMap):
         """As in ``AttentionMap``, a tile at a time."""
         self._check_single("statistics")
         lse = self.lse[0]
-        left = torch.ones_like(lse[:1, None])  # (1, 1, Q)
+        left = None
         if carry is not None:
             rows = self._checked(carry.transpose(-1, -2), self.queries, "statistics: carry").transpose(-1, -2)
-            left = torch.cat([left.expand(len(rows), -1, -1), rows.to(lse)], 1)
+            left = rows.to(lse)
         of_rows, received = streaming.statistics(self.factors(), left)
         used = (~torch.isneginf(lse)).sum(-1).clamp(min=1)
         means = {name: (values.sum(-1) / used).to("cpu", torch.float32) for name, values in of_rows.items()}

@@ -92,6 +92,8 @@ _SIGNATURES = {
     ),
     "tile_strongest": (*_TILE, _SIZE, _SIZE, _ADDRESS, _ADDRESS),
     "tile_relevance": (_ADDRESS, *_TILE, _ADDRESS, _SWITCH, _ADDRESS),
+    "tile_products": (_ADDRESS, *(_SIZE,) * 4, _ADDRESS, *(_SIZE,) * 4, _ADDRESS),
+    "panel_width": (),
 }
 
 
@@ -103,7 +105,7 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(path))
         for name, arguments in _SIGNATURES.items():
             function = getattr(found, name)
-            function.argtypes, function.restype = arguments, None
+            function.argtypes, function.restype = arguments, _SIZE if name == "panel_width" else None
     except (OSError, subprocess.SubprocessError, AttributeError) as error:
         _log.info("tiles are computed in torch: %s", error)
         return None

@@ -23,6 +23,7 @@ from torch import Tensor
 from attn_core.flash.cover import Cover
 from attn_core.flash.scoring import Scoring
 from attn_core.flash.tiles import (
+    Panels,
     Places,
     RowSums,
     add_bins,
@@ -130,9 +131,10 @@ class Factors:
         return torch.cat([self.query * self.scoring.scale, self._level], -1)
 
     @cached_property
-    def _right(self) -> Tensor:
-        """(G, D + 1, K) keys and ones; a view on keys that lie one after the other."""
-        return torch.cat([self.key, torch.ones_like(self.key[..., :1])], -1).transpose(1, 2)
+    def _right(self) -> Panels | Tensor:
+        """Keys and ones: panels, else (G, D + 1, K), a view on keys that lie one after the other."""
+        longer = torch.cat([self.key, torch.ones_like(self.key[..., :1])], -1)
+        return Panels.of(longer) or longer.transpose(1, 2)
 
     def tile(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
         """(H, r, c) log weights, −∞ where the rule forbids.
@@ -143,14 +145,13 @@ class Factors:
         height, width = rows.stop - rows.start, columns.stop - columns.start
         groups, heads = self.key.shape[0], self.heads
         if self._plain:
-            left = self._left[:, rows].reshape(groups, heads // groups * height, -1)
-            right = self._right[:, :, columns]
-            if out is None:
-                tile = torch.bmm(left, right).view(heads, height, width)
+            size = heads * height * width
+            tile = (self.query.new_empty(size) if out is None else out[:size]).view(heads, height, width)
+            if isinstance(self._right, Panels):
+                self._right.products(self._left, rows, columns, tile)
             else:
-                tile = out[: heads * height * width].view(groups, -1, width)
-                torch.bmm(left, right, out=tile)
-                tile = tile.view(heads, height, width)
+                left = self._left[:, rows].reshape(groups, heads // groups * height, -1)
+                torch.bmm(left, self._right[:, :, columns], out=tile.view(groups, -1, width))
         else:
             tile = self.scoring.tile(self.query[None], self.key[None], rows, columns)[0]
             tile += self._level[:, rows]
@@ -390,15 +391,17 @@ def applied(factors: Factors, values: Tensor) -> Tensor:
     return result
 
 
-def statistics(factors: Factors, left: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Numbers of each row, (H, Q) by the names of ``HeadStatistics``; and (H, R, K) left @ weights.
+def statistics(factors: Factors, left: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
+    """Numbers of each row, (H, Q) by the names of ``HeadStatistics``; and (H, 1 + R, K) what each key receives from
+    all rows, then left @ weights.
 
     Args:
-        left: (H or 1, R, Q).
+        left: (H or 1, R, Q); None = R is 0.
     """
     lse, keys = factors.lse, factors.keys
     if factors.kernels is not None:
-        found = factors.kernels.statistics(*factors.whole, left=left[None])
+        given = None if left is None else left[None]
+        found = factors.kernels.statistics(*factors.whole, left=given, detailed=False)
         rows = found.rows
         named = {
             "entropy": rows.entropy,
@@ -408,7 +411,12 @@ def statistics(factors: Factors, left: Tensor) -> tuple[dict[str, Tensor], Tenso
             "next_mass": rows.following,
             "mean_distance": rows.distance,
         }
-        return {name: value[0] for name, value in named.items()}, found.rolled[0]
+        columns = found.received[0, :, None]
+        if left is not None:
+            columns = torch.cat([columns, found.rolled[0]], 1)
+        return {name: value[0] for name, value in named.items()}, columns
+    ones = torch.ones_like(lse[:1, None])  # (1, 1, Q)
+    left = ones if left is None else torch.cat([ones.expand(len(left), -1, -1), left], 1)
     at = torch.arange(keys - factors.queries, keys, device=lse.device, dtype=lse.dtype)
     band = lse.new_zeros(*lse.shape, 3)
     received = lse.new_zeros(factors.heads, left.shape[1], keys)
@@ -454,15 +462,20 @@ def relevance_step(
         )
         return step[0, 0]
     out = left.new_zeros(factors.keys)
-    value = repeat_groups(value[None], factors.heads)[0].transpose(1, 2).to(left.dtype)
-    gradient, buffer, room = gradient.to(left.dtype), factors.buffer(), factors.buffer()
+    gradient, value = gradient.to(left.dtype).contiguous(), value.to(left.dtype)
+    panels = Panels.of(value)
+    values = None if panels else repeat_groups(value[None], factors.heads)[0].transpose(1, 2)
+    buffer, room = factors.buffer(), factors.buffer()
     for rows in factors.strips():
         if not bool(left[rows].any()):
             continue
         for columns in factors.columns_of(rows):
             tile = factors.tile(rows, columns, buffer)
             slopes = room[: tile.numel()].view(tile.shape)
-            torch.bmm(gradient[:, rows], value[:, :, columns], out=slopes)
+            if panels is not None:
+                panels.products(gradient, rows, columns, slopes)
+            elif values is not None:
+                torch.bmm(gradient[:, rows], values[:, :, columns], out=slopes)
             add_relevance(tile, slopes, left[rows], out[columns], each_head=each_head)
             worked(tile.numel())
     return out

@@ -2,12 +2,13 @@
 
    Every function takes a tile (heads, rows, columns) of s = score − lse, row-major with strides, −∞ where a pair may
    not attend; the weight is exp(s). Outputs are added to or compared with what earlier tiles left in them, so a caller
-   walks over a map tile by tile. attn_core/flash/native.py compiles this file where there is a compiler, and states
-   the same in torch where there is none. */
+   walks over a map tile by tile. attn_core/flash/compiled.py compiles this file where there is a compiler; tiles.py
+   states the same in torch where there is none. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define LONGEST 4096 /* columns of a tile: a row of weights stays in the first-level cache */
 
@@ -54,6 +55,95 @@ static void keep_largest(const float *values, int64_t count, int64_t first, floa
             return;
         }
 }
+
+/* Products of rows with keys. Keys lie in panels of PANEL of them, the first number of each, then the second of each, so
+   that a panel stays in the first-level cache while rows pass by, and a block of rows in registers: LANES numbers of a
+   vector register, 2 of them for each of ROWS rows. */
+#if defined(__AVX512F__)
+#define LANES 16
+#define ROWS 12
+#elif defined(__AVX2__) && defined(__FMA__)
+#define LANES 8
+#define ROWS 6
+#elif defined(__ARM_NEON)
+#define LANES 4
+#define ROWS 8
+#endif
+
+#ifdef LANES
+#define PANEL (2 * LANES)
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+
+static inline __attribute__((always_inline)) void block_products(const int rows, const float *left, const float *panel,
+                                                                 int64_t width, float *out, int64_t out_stride) {
+    lanes sums[ROWS][2];
+    for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (lanes){0};
+    for (int64_t k = 0; k < width; k++) {
+        const lanes first = *(const lanes *)(panel + k * PANEL);
+        const lanes second = *(const lanes *)(panel + k * PANEL + LANES);
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            const float factor = left[i * width + k];
+            sums[i][0] += factor * first;
+            sums[i][1] += factor * second;
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) {
+        *(lanes *)(out + i * out_stride) = sums[i][0];
+        *(lanes *)(out + i * out_stride + LANES) = sums[i][1];
+    }
+}
+
+static void panel_products(int64_t rows, const float *left, const float *panel, int64_t width, float *out,
+                           int64_t out_stride) {
+    int64_t row = 0;
+    for (; row + ROWS <= rows; row += ROWS)
+        block_products(ROWS, left + row * width, panel, width, out + row * out_stride, out_stride);
+    for (; row + 4 <= rows; row += 4)
+        block_products(4, left + row * width, panel, width, out + row * out_stride, out_stride);
+    for (; row < rows; row++)
+        block_products(1, left + row * width, panel, width, out + row * out_stride, out_stride);
+}
+
+/* out (heads, rows, columns) = rows of left (heads, ·, width) times the keys from first_column on.
+
+   Each of the groups of keys serves group_size heads; its panels lie group_stride numbers after those of the one
+   before. */
+void tile_products(const float *left, int64_t heads, int64_t rows, int64_t width, int64_t head_stride,
+                   const float *panels, int64_t group_size, int64_t group_stride, int64_t first_column,
+                   int64_t columns, float *out) {
+    const int64_t together = 6 * ROWS, chunks = (rows + together - 1) / together, stop = first_column + columns;
+#pragma omp parallel for collapse(2) schedule(static) if (heads * rows * columns > 32768)
+    for (int64_t head = 0; head < heads; head++)
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            const int64_t row = chunk * together, count = rows - row < together ? rows - row : together;
+            const float *some = left + head * head_stride + row * width;
+            float *into = out + (head * rows + row) * columns, partly[6 * ROWS * PANEL];
+            for (int64_t start = first_column / PANEL * PANEL; start < stop; start += PANEL) {
+                const float *panel = panels + head / group_size * group_stride + start * width;
+                if (start >= first_column && start + PANEL <= stop) {
+                    panel_products(count, some, panel, width, into + start - first_column, columns);
+                    continue;
+                }
+                const int64_t from = start < first_column ? first_column : start;
+                const int64_t to = start + PANEL < stop ? start + PANEL : stop;
+                panel_products(count, some, panel, width, partly, PANEL);
+                for (int64_t i = 0; i < count; i++)
+                    memcpy(into + i * columns + from - first_column, partly + i * PANEL + from - start,
+                           (size_t)(to - from) * sizeof(float));
+            }
+        }
+}
+
+int64_t panel_width(void) { return PANEL; }
+#else
+void tile_products(const float *left, int64_t heads, int64_t rows, int64_t width, int64_t head_stride,
+                   const float *panels, int64_t group_size, int64_t group_stride, int64_t first_column,
+                   int64_t columns, float *out) {}
+
+int64_t panel_width(void) { return 0; }
+#endif
 
 /* Sums over a row. Pointers that are NULL are not asked for. */
 typedef struct {

@@ -11,6 +11,9 @@ it has most context on both sides; in a causal model the earliest, in which it h
 - logits for the whole input are the mean of the windows' logits, logits a token those of its owner.
 
 Beyond its window a token has no weight: the model never saw them together. A document that fits is no reading at all.
+
+Of a pair the longer text is cut into windows and each has the shorter one whole, as a question is asked of every part
+of a long context (Devlin et al. 2018, on SQuAD). Its tokens are in every window, so they count as special ones do.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class Reading:
         windows: what goes into the model, one after the other; each is an ordinary input.
         columns: of each window, (n,) ascending positions of its tokens in the document.
         places: of each window, (r,) which of its tokens it speaks for: those that it owns, and special ones.
-        special: positions of the document's special tokens, which every window has.
+        shared: positions that every window has: special tokens, and of a pair the text that is not cut.
     """
 
     window: int
@@ -54,7 +57,7 @@ class Reading:
     windows: tuple[Inputs, ...]
     columns: tuple[Tensor, ...]
     places: tuple[Tensor, ...]
-    special: tuple[int, ...]
+    shared: tuple[int, ...]
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
@@ -64,32 +67,39 @@ class Reading:
     @property
     def overlap(self) -> int:
         """Tokens that a window shares with the one before it (the last may share more)."""
-        return self.window - len(self.special) - self.stride
+        return self.window - len(self.shared) - self.stride
 
     def owner(self, position: int) -> int | None:
-        """The window that speaks for a position; None for a special token, for which all do."""
-        if position in self.special:
+        """The window that speaks for a position; None for one that all windows have, for which all do."""
+        if position in self.shared:
             return None
         return next(index for index, rows in enumerate(self.rows) if bool((rows == position).any()))
 
     def span(self, index: int) -> tuple[int, int]:
-        """First and last position of the document in a window, special tokens aside."""
-        held = [position for position in self.columns[index].tolist() if position not in self.special]
+        """First and last position of the document in a window, those aside that every window has."""
+        shared = set(self.shared)
+        held = [position for position in self.columns[index].tolist() if position not in shared]
         return held[0], held[-1]
 
 
-def default_stride(window: int, special: int) -> int:
+def default_stride(window: int, shared: int) -> int:
     """Half of a window's own tokens: every token has at least a quarter of a window on each side."""
-    return max((window - special) // 2, 1)
+    return max((window - shared) // 2, 1)
 
 
 def encode_document(
-    model: LoadedModel, text: str, *, window: int | None = None, stride: int | None = None
+    model: LoadedModel,
+    text: str,
+    pair: str | None = None,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
 ) -> Inputs:
-    """One text of any length, as ``model`` reads it: at once where it fits, else in windows.
+    """One text of any length, or a pair, as ``model`` reads it: at once where it fits, else in windows.
 
     Args:
         model: a text model of one stack.
+        pair: the second text. The longer of the two is cut into windows, each of which has the other whole.
         window: most tokens at once, special ones included; None takes the model's limit.
         stride: tokens between the beginnings of two windows; None takes half of what a window holds.
     Returns:
@@ -104,27 +114,30 @@ def encode_document(
             f"encode_document: {model.title} writes an answer to its whole input, which windows do not share; use "
             "encode_text, or choose a model of one stack."
         )
-    typed, changed = clean(text)
-    tokens = tokenised(tokenizer, (typed,))
+    cleaned = [clean(given) for given in ((text,) if pair is None else (text, pair))]
+    typed = tuple(given for given, _ in cleaned)
+    changed = [note for _, found in cleaned for note in found]
+    tokens = tokenised(tokenizer, typed)
     check_tokens(model, tokens, "encode_document")
-    labelled = label_tokens((typed,), tokens.pieces)
+    labelled = label_tokens(typed, tokens.pieces)
     limit = limit_of(model, window, "encode_document")
-    whole = text_inputs(model, (typed,), tokens, labelled, notes=changed, caller="encode_document")
+    whole = text_inputs(model, typed, tokens, labelled, notes=changed, caller="encode_document")
     if limit is None or tokens.total <= limit:
         return whole
-    first, last = _text_span(tokens.pieces.sides)
-    special = (*range(first), *range(last, tokens.total))
-    room = limit - len(special)
+    first, last = span_in_windows(tokens.pieces.sides)
+    shared = (*range(first), *range(last, tokens.total))
+    room = limit - len(shared)
     if room < 1:
+        held = "special tokens" if pair is None else "tokens that every window has"
         raise ValueError(
-            f"encode_document: window must leave room for the {len(special)} special tokens and one more but is "
-            f"{limit}; pass a larger one."
+            f"encode_document: window must leave room for the {len(shared)} {held} and one more but is {limit}; pass "
+            f"{'a larger one' if pair is None else 'a larger one, or a shorter second text'}."
         )
-    step = default_stride(limit, len(special)) if stride is None else stride
+    step = default_stride(limit, len(shared)) if stride is None else stride
     if not 1 <= step <= room:
         raise ValueError(
-            f"encode_document: stride must be between 1 and {room}, the tokens of a window without special ones, "
-            f"but is {step}."
+            f"encode_document: stride must be between 1 and {room}, the tokens of a window that are its own, but is "
+            f"{step}."
         )
     starts = window_starts(last - first, room, step)
     owned = owned_spans(starts, room, last - first, causal=model.is_causal)
@@ -134,12 +147,12 @@ def encode_document(
     )
     places = tuple(
         torch.tensor(
-            (*range(first), *range(first + a - s, first + b - s), *range(first + room, len(special) + room))
+            (*range(first), *range(first + a - s, first + b - s), *range(first + room, len(shared) + room))
         )
         for s, (a, b) in zip(starts, owned, strict=True)
     )
-    windows = tuple(_window(model, whole, tokens, labelled, held.tolist()) for held in columns)
-    reading = Reading(limit, step, windows, columns, places, special)
+    windows = tuple(_window(model, typed, whole, tokens, labelled, held.tolist()) for held in columns)
+    reading = Reading(limit, step, windows, columns, places, shared)
     return replace(
         whole,
         digest=input_digest(f"{whole.source}\0windows of {limit}, stride {step}", whole.tensors),
@@ -173,13 +186,20 @@ def owned_spans(starts: Sequence[int], room: int, length: int, *, causal: bool) 
 
 def reading_notes(reading: Reading, labelled: Labelled, *, causal: bool, total: int) -> tuple[str, ...]:
     """How the document was read, for a reader."""
-    names = " and ".join(dict.fromkeys(labelled.labels[place].text for place in reading.special))
+    held = [labelled.labels[place] for place in reading.shared]
+    names = list(dict.fromkeys(label.text for label in held if label.special))
+    own = next((label.segment for label in held if not label.special), None)
+    if own is not None:
+        names.append(f"sentence {'AB'[own]}")
     owner = (
         "the earliest window that holds it, in which it has most before it"
         if causal
         else "the window in which it stands most centrally"
     )
-    shared = f" The rows of {names} are the mean over the windows." if names else ""
+    in_words = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    shared = f" The rows of {in_words} are the mean over the windows." if names else ""
+    if own is not None:
+        shared += f" Sentence {'BA'[own]} is cut into windows; each has sentence {'AB'[own]} whole."
     return (
         f"Read {total:,} tokens in {len(reading.windows):,} windows of {reading.window:,}, stride "
         f"{reading.stride:,}: {_overlaps(reading)}. A token's row is that of {owner}; tokens that share no window "
@@ -200,13 +220,16 @@ def _overlaps(reading: Reading) -> str:
     return f"neighbours share {reading.overlap:,} tokens{end}"
 
 
-def _text_span(sides: Sequence[int | None]) -> tuple[int, int]:
-    """Where the text begins and ends between the tokens that the tokenizer added.
+def span_in_windows(sides: Sequence[int | None]) -> tuple[int, int]:
+    """Where the text that is cut into windows begins and ends: the only one, or the longer of a pair.
 
+    Args:
+        sides: the text that each token comes from, 0 or 1; None where the tokenizer added it.
     Raises:
         UnsupportedModelError: if it added tokens inside the text.
     """
-    own = [place for place, side in enumerate(sides) if side is not None]
+    by_text = [[place for place, side in enumerate(sides) if side == text] for text in (0, 1)]
+    own = max(reversed(by_text), key=len)
     if not own:
         return len(sides), len(sides)
     if own[-1] - own[0] + 1 != len(own):
@@ -218,14 +241,19 @@ def _text_span(sides: Sequence[int | None]) -> tuple[int, int]:
 
 
 def _window(
-    model: LoadedModel, whole: Inputs, tokens: Tokens, labelled: Labelled, held: Sequence[int]
+    model: LoadedModel,
+    typed: tuple[str, ...],
+    whole: Inputs,
+    tokens: Tokens,
+    labelled: Labelled,
+    held: Sequence[int],
 ) -> Inputs:
     """One window as an ordinary input; its labels and spans are those of the document."""
     part = selected(tokens, held)
     part = replace(part, total=len(held))
     spans = None if labelled.spans is None else tuple(labelled.spans[place] for place in held)
     own = Labelled(tuple(labelled.labels[place] for place in held), spans, labelled.notes)
-    return text_inputs(model, (whole.source,), part, own, caller="encode_document", direction=whole.direction)
+    return text_inputs(model, typed, part, own, caller="encode_document", direction=whole.direction)
 
 
 # What the windows say together -------------------------------------------------------------------------------------
@@ -289,7 +317,7 @@ def _over_the_document(
 
 
 def _placed(parts: Sequence[Tensor], reading: Reading, size: int) -> Tensor:
-    """(N, ...) numbers a token, each from its owner; those of special tokens are the mean over the windows."""
+    """(N, ...) numbers a token, each from its owner; those that every window has are the mean over them."""
     total = parts[0].new_zeros((size, *parts[0].shape[1:]))
     held = torch.zeros(size)
     for rows, part in zip(reading.rows, parts, strict=True):

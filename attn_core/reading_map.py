@@ -22,6 +22,9 @@ from attn_core.maps import AttentionMap, Piece, check_positive
 from attn_core.sparse_maps import pooled_parts, strongest_parts
 from attn_core.watching import worked
 
+MOST_KEPT = 4_000_000
+"""Weights of rows that several windows hold that a map keeps: those of special tokens, not of a long question."""
+
 
 @dataclass(frozen=True, eq=False)
 class ReadingMap(AttentionMap):
@@ -147,10 +150,8 @@ class ReadingMap(AttentionMap):
 
     def _parts(self, head: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Queries, keys that these may see, and the (H or 1, r, c) weights between them; every query once."""
-        shared = self.shared_rows
-        if len(shared):
-            weights = self._shared_weights if head is None else self._shared_weights[head : head + 1]
-            yield shared, torch.arange(self.keys), weights
+        for rows, weights in self._shared_parts(head):
+            yield rows, torch.arange(self.keys), weights
             worked(weights.numel())
         for window, rows, columns in zip(
             self.windows, self.row_positions, self.column_positions, strict=True
@@ -169,14 +170,26 @@ class ReadingMap(AttentionMap):
         """(Q,) how many windows hold each row."""
         return torch.bincount(torch.cat(self.row_positions), minlength=self.queries_count)
 
+    def _shared_parts(self, head: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows that several windows hold, and their (H or 1, S, K) weights: some at a time, and kept where few."""
+        together = max(MOST_KEPT // (self.heads * self.keys), 1)
+        if len(self.shared_rows) <= together:
+            if len(self.shared_rows):
+                kept = self._shared_weights
+                yield self.shared_rows, kept if head is None else kept[head : head + 1]
+            return
+        for rows in torch.split(self.shared_rows, together):
+            yield rows, self._rows_of(rows, head)
+
     @cached_property
     def _shared_weights(self) -> Tensor:
-        """(H, S, K) the rows that several windows hold: few, and asked for by every question."""
-        rows = [
-            self._weights(slice(row, row + 1), slice(0, self.keys), None)[0]
-            for row in self.shared_rows.tolist()
-        ]
-        return torch.cat(rows, dim=1)
+        """(H, S, K) the rows that several windows hold, which every question asks for."""
+        return self._rows_of(self.shared_rows, None)
+
+    def _rows_of(self, rows: Tensor, head: int | None) -> Tensor:
+        """(H or 1, S, K) weights of rows that ascend."""
+        parts = [self._weights(run, slice(0, self.keys), head)[0] for run in _runs_of(rows)]
+        return torch.cat(parts, dim=1)
 
     def _nothing(self, head: int | None, height: int, width: int) -> Tensor:
         """(H or 1, height, width) zeros of the type and on the device of the weights."""

@@ -24,19 +24,28 @@ OVERLAPS: Mapping[str, tuple[int, int]] = {
 
 def reading_choice(choices: TextChoices) -> None:
     """The choice, where the text is so long that there is one."""
-    shared = cached.model_if_ready(choices.model.name, choices.model.revision)
-    if shared is None or choices.input.pair is not None:
+    shared = cached.model_if_ready(*choices.model.request)
+    if shared is None:
         return
     model = shared.model
-    found = text_reading.long_text((model.name, model.revision), choices.input.text, _model=model)
+    pair = choices.input.pair
+    found = text_reading.long_text(model.identity, choices.input.text, pair, _model=model)
     if found is None:
         return
     heading("Reading", "How a text is read that is longer than the model takes at once")
     limit = "no limit" if found.limit is None else f"{found.limit:,} at once"
-    note(f"The text has {found.tokens:,} tokens; the model takes {limit}.")
+    a_pair = pair is not None and not model.is_encoder_decoder
+    note(f"The {'pair' if a_pair else 'text'} has {found.tokens:,} tokens; the model takes {limit}.")
     if not found.windowed:
-        note("What does not fit is cut off: this model's answer cannot be put together from windows.")
+        if a_pair:
+            note(
+                "What does not fit is cut off: both sentences are too long for windows that hold one of them whole."
+            )
+        else:
+            note("What does not fit is cut off: this model's answer cannot be put together from windows.")
         return
+    if a_pair:
+        note(f"Windows cut sentence {'AB'[found.cut]}; each has sentence {'BA'[found.cut]} whole.")
     words = _ways(found, choices.reading)
     choice(
         "Reading",
@@ -69,7 +78,7 @@ def _ways(found: LongText, reading: TextReading) -> dict[str, str]:
 
 
 def _stride(found: LongText, reading: TextReading) -> None:
-    room = found.window(reading) - found.special
+    room = found.window(reading) - found.shared
     strides = {max(room * part // of, 1): name for name, (part, of) in OVERLAPS.items()}
     chosen = found.stride(reading)
     strides.setdefault(chosen, "own stride")
@@ -87,7 +96,7 @@ def _stride(found: LongText, reading: TextReading) -> None:
 
 
 def _alone(found: LongText, reading: TextReading) -> None:
-    starts, room = found.starts(reading), found.window(reading) - found.special
+    starts, room = found.starts(reading), found.window(reading) - found.shared
     chosen = min(reading.alone, len(starts) - 1)
 
     def words(index: int) -> str:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from analysis.evidence.passes import forward_pass
-from analysis.inputs import Inputs, encode_text
+from analysis.inputs import Inputs, encode_pair, encode_text
 from analysis.models import LoadedModel
 from analysis.reading import encode_document, owned_spans, window_starts
 from analysis.trace import trace
+from attn_core import reading_map
 from attn_core.budget import memory_budget
 from attn_core.errors import UnsupportedModelError
 from tests.input_helpers import BART, BERT, GPT2, SENTENCES, byte_level, loaded, word_piece
@@ -54,18 +55,25 @@ def test_windows_and_owners_are_those_of_the_definition(room: int, more: int, da
 
 
 def library_windows(
-    model: LoadedModel, ids: list[int], before: int, after: int, room: int, starts: list[int]
+    model: LoadedModel, inputs: Inputs, before: int, after: int, room: int, starts: list[int]
 ) -> list[dict[str, np.ndarray]]:
     """What the library's eager attention says of each window."""
+    fields = {name: tensor[0].tolist() for name, tensor in inputs.tensors.items()}
     module = type(model.module)._from_config(model.module.config, attn_implementation="eager")
     module.load_state_dict(model.module.state_dict())
     module.train(False)
     found = []
     for start in starts:
-        text = ids[before : len(ids) - after]
-        held = ids[:before] + text[start : start + room] + ids[len(ids) - after :]
+        held = {
+            name: values[:before]
+            + values[before + start : before + start + room]
+            + values[len(values) - after :]
+            for name, values in fields.items()
+        }
         with torch.no_grad():
-            output = module(input_ids=torch.tensor([held]), output_attentions=True, output_hidden_states=True)
+            output = module(
+                **{name: torch.tensor([values]) for name, values in held.items()}, output_attentions=True
+            )
         layers = torch.stack([weights[0] for weights in output.attentions]).double().numpy()
         logits = output.logits[0].double().numpy()
         found.append({"layers": layers, "logits": logits})
@@ -80,7 +88,7 @@ def check_maps(inputs: Inputs, model: LoadedModel, *, before: int, after: int, c
     length, room = len(ids) - before - after, reading.window - before - after
     starts = starts_of(length, room, reading.stride)
     assert len(starts) == len(reading.windows) > 2
-    library = library_windows(model, ids, before, after, room, starts)
+    library = library_windows(model, inputs, before, after, room, starts)
     traced = trace(model, inputs)
     maps = traced.decoder if causal else traced.encoder
     assert len(maps) == len(library[0]["layers"])
@@ -108,6 +116,41 @@ def test_windows_of_an_encoder_are_merged_as_written_out(bert: LoadedModel, stri
     assert_close(traced.window_logits, torch.from_numpy(each).float(), atol=1e-5, rtol=1e-4)
     assert_close(traced.logits, torch.from_numpy(each.mean(0)).float(), atol=1e-5, rtol=1e-4)
     assert any("mean of the logits" in note for note in traced.notes)
+
+
+@pytest.mark.parametrize(("first", "second"), [(SENTENCES[4], TEXT), (TEXT, SENTENCES[4])])
+def test_windows_of_a_pair_cut_the_longer_text_and_hold_the_other_whole(
+    bert: LoadedModel, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> None:
+    inputs = encode_document(bert, first, second, window=28, stride=5)
+    reading, tokens = inputs.reading, inputs.tokens
+    assert reading is not None
+    assert tokens is not None
+    sizes = [sum(token.segment == side and not token.special for token in tokens) for side in (0, 1)]
+    before, after = (sizes[0] + 2, 1) if sizes[1] > sizes[0] else (1, sizes[1] + 2)
+    assert reading.shared == (*range(before), *range(len(tokens) - after, len(tokens)))
+    check_maps(inputs, bert, before=before, after=after, causal=False)
+    monkeypatch.setattr(
+        reading_map, "MOST_KEPT", 1
+    )  # as for a question of so many rows that they are not kept
+    check_maps(inputs, bert, before=before, after=after, causal=False)
+    letter, cut = ("A", "B") if sizes[1] > sizes[0] else ("B", "A")
+    (told,) = [note for note in inputs.notes if note.startswith("Read ")]
+    assert f"The rows of [CLS], [SEP] and sentence {letter} are the mean over the windows." in told
+    assert f"Sentence {cut} is cut into windows; each has sentence {letter} whole." in told
+    for index, window in enumerate(reading.windows):
+        assert window.kept_tokens == 28
+        assert reading.span(index) == (before + 5 * index, before + 5 * index + 27 - before - after) or (
+            index == len(reading.windows) - 1
+        )
+    alone = forward_pass(bert, reading.windows[1])  # an ordinary pair
+    assert {token.segment for token in alone.inputs.tokens or ()} == {0, 1}
+
+
+def test_a_pair_that_fits_gives_exactly_the_ordinary_one(bert: LoadedModel) -> None:
+    document, pair = encode_document(bert, *SENTENCES[3:5]), encode_pair(bert, *SENTENCES[3:5])
+    assert document.reading is None
+    assert (document.digest, document.tokens, document.notes) == (pair.digest, pair.tokens, pair.notes)
 
 
 @pytest.mark.parametrize("stride", [None, 5])
@@ -201,6 +244,10 @@ def test_what_cannot_be_read_in_windows_is_refused(bert: LoadedModel, tmp_path: 
         encode_document(bert, TEXT, window=12, stride=0)
     with pytest.raises(ValueError, match="leave room for the 2 special tokens and one more but is 2"):
         encode_document(bert, TEXT, window=2)
+    with pytest.raises(
+        ValueError, match=r"the \d+ tokens that every window has and one more .* shorter second"
+    ):
+        encode_document(bert, TEXT, TEXT, window=20)
     bart = loaded(tmp_path, "BartForConditionalGeneration", "BartConfig", byte_level(roberta=True), **BART)
     with pytest.raises(UnsupportedModelError, match="choose a model of one stack"):
         encode_document(bart, TEXT)

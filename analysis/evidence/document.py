@@ -3,7 +3,8 @@
 What is explained is the mean of the target over the W windows. A token that several windows hold adds to each of
 them, so its score is the sum of its scores in the windows that hold it, divided by W: exact for every method whose
 scores are linear in the target (gradients, Integrated Gradients, occlusion by differences), a convention for the
-others. A method that ignores the target says of a token what the window that owns it says.
+others. A method that ignores the target says of a token what the window that owns it says; of one that all windows
+have, such as those of a pair's shorter text, their mean.
 """
 
 from __future__ import annotations
@@ -151,8 +152,10 @@ class _Sum:
         if METHODS[self.question.key].uses_target:
             self.raw[positions] += scores / count
         else:
-            speaks = torch.isin(positions, reading.rows[index])
+            in_all = torch.isin(positions, torch.tensor(reading.shared, dtype=positions.dtype))
+            speaks = torch.isin(positions, reading.rows[index]) & ~in_all
             self.raw[positions[speaks]] = scores[speaks]
+            self.raw[positions[in_all]] += scores[in_all] / count
         self.signed = found.signed
         self.notes.update(dict.fromkeys(found.notes))
 

@@ -28,6 +28,7 @@ from attn_core.maps import AttentionMap
 if TYPE_CHECKING:
     from analysis.inputs import Inputs
     from analysis.models import LoadedModel
+    from analysis.reading import Reading
 
 MOST_INPUTS = 2000
 """Most inputs of a survey: each one's numbers are kept."""
@@ -79,13 +80,25 @@ class HeadTable:
         return {key: self.value(key) for key in self.totals}
 
     def resampled(
-        self, keys: Sequence[str], *, samples: int = 200, seed: int = 0
+        self, keys: Sequence[str], *, samples: int = 200, seed: int = 0, draws: int | None = None
     ) -> dict[str, NDArray[np.float64]]:
         """(S, L, H) by key: the value over inputs that are drawn again with replacement (Efron 1979); the same inputs
         for every key.
+
+        Args:
+            draws: inputs of a sample, None for T. As many as are independent of each other: the spread of the samples
+                is that of a mean over so many (Bickel, Götze & van Zwet 1997).
+        Raises:
+            ValueError: if ``draws`` is below 1 or above T.
         """
+        drawn = self.inputs if draws is None else draws
+        if not 1 <= drawn <= self.inputs:
+            raise ValueError(
+                f"HeadTable.resampled: draws must be between 1 and the {self.inputs:,} inputs but is {drawn}; pass "
+                "how many of them are independent."
+            )
         random = np.random.default_rng(seed)
-        times = random.multinomial(self.inputs, np.full(self.inputs, 1 / self.inputs), size=samples)  # (S, T)
+        times = random.multinomial(drawn, np.full(self.inputs, 1 / self.inputs), size=samples)  # (S, T)
         found = {}
         for key in keys:
             totals, counts = self.totals[key], times @ self.counts[key].astype(np.float64)
@@ -240,6 +253,15 @@ def survey_inputs(
         if progress is not None:
             progress(done / len(inputs))
     return surveyor.survey()
+
+
+def independent_windows(reading: Reading) -> int:
+    """How many windows of a document may count as independent: as fit into its text side by side, at least 1.
+
+    Windows that share tokens repeat each other, so a finer stride makes more of them but tells no more.
+    """
+    (first, _), (_, last) = reading.span(0), reading.span(len(reading.windows) - 1)
+    return max((last + 1 - first) // (reading.window - len(reading.shared)), 1)
 
 
 def _add(

@@ -99,6 +99,11 @@ class LoadedModel:
     head: str | None = None
     familiarity: Familiarity | None = None
 
+    @property
+    def identity(self) -> str:
+        """What tells its numbers from those of every other model: name, revision and what it computes in."""
+        return f"{self.name}@{self.revision} in {self.dtype}"
+
 
 @dataclass(frozen=True)
 class Source:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import adversarial, capture, evidence, goals, head_view, heads, startup, variants
+from benchmarks import adversarial, capture, evidence, goals, head_view, heads, preview, startup, variants
 from benchmarks.measure import machine
 
 
@@ -11,6 +11,7 @@ def main() -> None:
     print(f"AttnScope benchmarks ({machine()})")
     startup.main([])
     capture.main([])
+    preview.main([])
     evidence.main([])
     heads.main([])
     adversarial.main([])

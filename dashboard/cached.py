@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ from dashboard.selection import (
     current,
 )
 from dashboard.sources import HeadNumbers, streamed_note
-from dashboard.warmup import Key, Loader, Progress
+from dashboard.warmup import Loader, ModelRequest, Numbers, Progress
 
 if TYPE_CHECKING:
     from analysis.images import Picture
@@ -77,6 +77,13 @@ _AT_ONCE = TextReading()
 
 DEVICE_VARIABLE = "ATTNSCOPE_DEVICE"
 
+PREVIEW_WORDS = "bfloat16 preview"
+PREVIEW_NOTE = (
+    "A fast preview: the model computes in bfloat16, which keeps three digits of a number. A weight can differ by "
+    "about 0.1 from the exact one, and some 2 % of a query's weight lies elsewhere; set Numbers to Exact for figures."
+)
+"""Measured on the bundled models (``benchmarks.preview``): a largest difference of 0.12, and 1.6 % of a layer."""
+
 LAB_MODEL = ModelChoice(MINILM.name)
 """Whose layers the Lab takes vectors from."""
 
@@ -89,10 +96,10 @@ class SharedModel:
     """A loaded model and the lock that lets one forward pass at a time through it.
 
     Attributes:
-        request: name and revision that it was asked for by.
+        request: what it was asked for by.
     """
 
-    request: Key
+    request: ModelRequest
     model: LoadedModel
     lock: threading.Lock
 
@@ -128,9 +135,9 @@ def loader() -> Loader:
     return Loader(_load_and_try)
 
 
-def _load_and_try(name: str, revision: str | None, progress: Progress) -> None:
+def _load_and_try(request: ModelRequest, progress: Progress) -> None:
     """Import what a model needs, load it, and run one tiny input, so that the first real one is fast."""
-    offered = find_offered(name)
+    offered = find_offered(request.name)
     if offered is not None and not is_ready(offered):
         make_ready(offered, progress=progress)
     progress("importing torch", 0.0)
@@ -139,7 +146,7 @@ def _load_and_try(name: str, revision: str | None, progress: Progress) -> None:
         torch.set_num_threads(_THREADS)
     progress("importing transformers", 0.3)
     _import_for_good("analysis.hf.loading")
-    shared = shared_model(name, revision, _progress=progress)
+    shared = shared_model(*request, _progress=progress)
     progress("first forward pass", 0.95)
     _try(shared)
 
@@ -193,7 +200,9 @@ def _released(shared: SharedModel) -> None:
 
 
 @st.cache_resource(max_entries=3, show_spinner=False, on_release=_released)
-def shared_model(name: str, revision: str | None, _progress: Progress | None = None) -> SharedModel:
+def shared_model(
+    name: str, revision: str | None, numbers: Numbers = "auto", _progress: Progress | None = None
+) -> SharedModel:
     """The model, loaded once for all sessions.
 
     Raises:
@@ -208,16 +217,19 @@ def shared_model(name: str, revision: str | None, _progress: Progress | None = N
         folder or name,
         revision=revision,
         device=device_setting(),
+        dtype=numbers,
         allow_local=folder is not None,
         progress=_progress,
     )
-    return SharedModel((name, revision), model, threading.Lock())
+    if numbers == "bfloat16":
+        model = replace(model, title=f"{model.title} ({PREVIEW_WORDS})", notes=(PREVIEW_NOTE, *model.notes))
+    return SharedModel(ModelRequest(name, revision, numbers), model, threading.Lock())
 
 
-def model_if_ready(name: str, revision: str | None) -> SharedModel | None:
+def model_if_ready(name: str, revision: str | None, numbers: Numbers = "auto") -> SharedModel | None:
     """The model when its load has ended well, else None; starts no load and does not wait."""
-    job = loader().find(name, revision)
-    return shared_model(name, revision) if job is not None and job.state == "ready" else None
+    job = loader().find(name, revision, numbers)
+    return shared_model(name, revision, numbers) if job is not None and job.state == "ready" else None
 
 
 def warm_up(page: str) -> None:
@@ -232,12 +244,12 @@ def warm_up(page: str) -> None:
     chosen = current()
     wanted = [choices.model for choices in _in_order(page, chosen) if not choices.model.asked]
     for choice in wanted[:1] if page in ("text", "image") else []:
-        if loader().request(choice.name, choice.revision).state != "ready":
+        if loader().request(*choice.request).state != "ready":
             return
     for choice in [LAB_MODEL] if page == "lab" else wanted[1:]:
         offered = find_offered(choice.name)
         if offered is not None and is_ready(offered):
-            loader().request(choice.name, choice.revision)
+            loader().request(*choice.request)
 
 
 def _in_order(page: str, chosen: Selection) -> tuple[TextChoices | ImageChoices, ...]:
@@ -298,7 +310,12 @@ def prediction(traced: Traced) -> Prediction | None:
 
 
 def traced_text(
-    name: str, revision: str | None, text: str, pair: str | None, reading: TextReading = _AT_ONCE
+    name: str,
+    revision: str | None,
+    text: str,
+    pair: str | None,
+    reading: TextReading = _AT_ONCE,
+    numbers: Numbers = "auto",
 ) -> Traced:
     """One text, or a pair, through a text model; for an encoder–decoder model ``pair`` is what the decoder reads.
 
@@ -309,13 +326,18 @@ def traced_text(
         MemoryBudgetError: if it would not fit what is free.
         Pending: while it runs behind the page.
     """
-    shared = shared_model(name, revision)
-    key = ("text", name, revision, digest(text, pair), reading)
+    shared = shared_model(name, revision, numbers)
+    key = ("text", *shared.request, digest(text, pair), reading)
     return _traced(shared, key, lambda model: text_reading.encode(model, text, pair, reading))
 
 
 def traced_picture(
-    name: str, revision: str | None, picture_digest: str, side: PictureSide, _picture: Picture
+    name: str,
+    revision: str | None,
+    picture_digest: str,
+    side: PictureSide,
+    _picture: Picture,
+    numbers: Numbers = "auto",
 ) -> Traced:
     """One picture through an image model.
 
@@ -328,7 +350,8 @@ def traced_picture(
 
         return encode_image(model, _picture, side=side if model.flexible_image_size else None)
 
-    return _traced(shared_model(name, revision), ("picture", name, revision, picture_digest, side), encode)
+    shared = shared_model(name, revision, numbers)
+    return _traced(shared, ("picture", *shared.request, picture_digest, side), encode)
 
 
 def _traced(
@@ -350,7 +373,7 @@ def _traced(
     def work() -> Traced:
         from analysis.trace import trace
 
-        whole = digest(shared.request[0], model.revision, inputs.digest, *map(str, key[4:]))
+        whole = digest(model.identity, inputs.digest, *map(str, key[5:]))
         return Traced(whole, model, inputs, trace(model, inputs), shared)
 
     run = long_runs.Run(
@@ -429,13 +452,13 @@ def forward_words(shared: SharedModel, positions: int) -> str:
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
-def parity(name: str, revision: str | None) -> dict[str, float]:
+def parity(name: str, revision: str | None, numbers: Numbers = "auto") -> dict[str, float]:
     """Largest difference of each output between a captured pass and a plain one, on the first sample."""
     from analysis.images import read_picture
     from analysis.inputs import encode_image, encode_text
     from analysis.trace import parity as compare
 
-    with shared_model(name, revision).forward() as model:
+    with shared_model(name, revision, numbers).forward() as model:
         if model.modality == "text":
             inputs = encode_text(model, TEXT_SAMPLES[0].text)
         else:
@@ -531,12 +554,16 @@ def rolled_out(
     maps = _maps[: last_layer + 1]
     estimate = estimated(partial(rollout_estimate, shapes_of(maps)))
     run = long_runs.Run(
-        ("rollout", key, part, fusion, discard_ratio, last_layer),
+        _rollout_key(key, part, fusion, discard_ratio, last_layer),
         f"The rollout of {maps[0].queries:,} positions through {len(maps)} layers",
         "rollout",
         estimate,
     )
     return long_runs.answer(run, lambda: _array(rollout(maps, fusion=fusion, discard_ratio=discard_ratio)))
+
+
+def _rollout_key(*chosen: Hashable) -> tuple[Hashable, ...]:
+    return ("rollout", *chosen)
 
 
 def rollout_fits(_maps: Sequence[AttentionMap]) -> bool:
@@ -553,17 +580,21 @@ def rollout_row(
     last_layer: int,
     _maps: Sequence[AttentionMap],
 ) -> Floats:
-    """(N,) one row of the rollout, or its mean row for None: of the whole where that fits, else a chain of products.
+    """(N,) one row of the rollout, or its mean row for None: of the whole where that fits and is quick or there, else
+    a chain of products, whose cost grows with N² and not with N³.
 
     Raises:
         MemoryBudgetError: above the budget with a discard ratio, whose threshold is taken over a whole map.
         Pending: while it runs behind the page.
     """
-    from analysis.estimate import rollout_row_estimate
+    from analysis.estimate import rollout_estimate, rollout_row_estimate
     from analysis.rollout import rollout_row as chain
 
     maps = _maps[: last_layer + 1]
-    if rollout_fits(maps):
+    whole_key = _rollout_key(key, part, fusion, discard_ratio, last_layer)
+    quick = estimated(partial(rollout_estimate, shapes_of(maps))).seconds <= long_runs.INLINE_SECONDS
+    known = long_runs.kept().find(whole_key) is not None
+    if rollout_fits(maps) and (quick or known or discard_ratio > 0.0):
         whole = rolled_out(key, part, fusion, discard_ratio, last_layer, _maps=_maps)
         row: Floats = whole.mean(axis=0) if query is None else whole[query]
         return row

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from analysis.figure_data import Floats, TokenLabel
 from dashboard.selection import Fusion, ImageChoices, Part, TextChoices
 from dashboard.sources import HeadNumbers, LayerGrid, PartInfo, PatchRows
+from dashboard.warmup import ModelRequest
 
 EXAMPLE_FILE = Path(__file__).with_name("example.npz")
 
@@ -45,7 +46,7 @@ class ExampleText:
 
     def answers(self, choices: TextChoices) -> bool:
         """Whether the file holds what these choices ask for."""
-        asked = choices.model.name == self.model and choices.model.revision is None
+        asked = choices.model.request == ModelRequest(self.model)
         same = (
             choices.input.kind == "sample" and choices.input.name == self.sample and not choices.merge_words
         )
@@ -123,7 +124,7 @@ class ExampleImage:
 
     def answers(self, choices: ImageChoices) -> bool:
         """Whether the file holds what these choices ask for."""
-        asked = choices.model.name == self.model and choices.model.revision is None
+        asked = choices.model.request == ModelRequest(self.model)
         picture = choices.input.kind == "sample" and choices.input.name == self.sample
         same = picture and choices.input.side == self.side and choices.patch is None
         return asked and same and (choices.view != "rollout" or _default_rollout(choices, self.layers))

@@ -26,6 +26,7 @@ from dashboard.cached import SharedModel, Traced
 from dashboard.evidence_cache import Subject, in_turns, jobs, method_estimate
 from dashboard.evidence_jobs import Job, Progress
 from dashboard.selection import PictureSide
+from dashboard.warmup import ModelRequest
 
 if TYPE_CHECKING:
     from analysis.evidence.targets import Target
@@ -106,7 +107,7 @@ def of_input(key: str, _traced: Traced) -> Survey:
         from analysis.heads.survey import survey_inputs
         from analysis.reading import windows_of
 
-        counts = None if inputs.grid else _sample_counts(*_traced.shared.request, _shared=_traced.shared)
+        counts = None if inputs.grid else _sample_counts(_traced.shared.request, _shared=_traced.shared)
         return survey_inputs(model, windows_of(inputs), frequencies=counts)
 
     run = long_runs.Run(
@@ -119,7 +120,7 @@ def of_input(key: str, _traced: Traced) -> Survey:
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _sample_counts(name: str, revision: str | None, _shared: SharedModel) -> Mapping[str, int]:
+def _sample_counts(request: ModelRequest, _shared: SharedModel) -> Mapping[str, int]:
     """How often each piece of a tokenizer comes in the sample corpus: one text alone tells no rare token."""
     from analysis.heads.positions import piece_counts
 
@@ -249,13 +250,16 @@ def inputs_so_far(shared: SharedModel, key: Hashable) -> int:
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def resampled(key: str, inputs: int, samples: int, _table: HeadTable) -> Mapping[str, NDArray[np.float64]]:
+def resampled(
+    key: str, inputs: int, draws: int, samples: int, _table: HeadTable
+) -> Mapping[str, NDArray[np.float64]]:
     """Values of every statistic over inputs that are drawn again, as ``HeadTable.resampled``.
 
     Args:
         key: of model, corpus and kind of attention; ``inputs``: how many of the corpus there are so far.
+        draws: inputs of a sample.
     """
-    return _table.resampled(list(_table.totals), samples=samples)
+    return _table.resampled(list(_table.totals), samples=samples, draws=draws)
 
 
 def distances(
@@ -380,7 +384,8 @@ def gradient(chosen: Subject, target: Target) -> Any:
     from analysis.heads.importance import gradient_importance
 
     key = ("head gradients", chosen.key, target.key)
-    run = long_runs.Run(key, "A gradient at every head", "head gradients", method_estimate(chosen))
+    estimate = method_estimate(chosen, "attention_gradcam")  # which asks for all gradients and little more
+    run = long_runs.Run(key, "A gradient at every head", "head gradients", estimate, keeps_turn=True)
     return long_runs.answer(run, lambda: gradient_importance(chosen.run, target), lock=chosen.shared.lock)
 
 

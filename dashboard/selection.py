@@ -31,6 +31,7 @@ from dashboard.evidence_choices import EVIDENCE_PARAMETERS, EvidenceChoices, evi
 from dashboard.heads_choices import HEADS_PARAMETERS, HeadsChoices, heads_params, read_heads
 from dashboard.lab_choices import LabChoices, Section, lab_params, read_lab
 from dashboard.scale_choices import ScaleChoices, read_scale, scale_params
+from dashboard.warmup import ModelRequest, Numbers
 
 Page = Literal["text", "image", "lab", "scale", "models"]
 TextView = Literal["head", "model", "matrix", "rollout", "evidence", "heads", "adversarial"]
@@ -81,11 +82,18 @@ class ModelChoice:
 
     Attributes:
         asked: a link named it and the user has not agreed to load it yet (it may be a download).
+        numbers: what it computes in.
     """
 
     name: str
     revision: str | None = None
     asked: bool = False
+    numbers: Numbers = "auto"
+
+    @property
+    def request(self) -> ModelRequest:
+        """What the loader is asked for."""
+        return ModelRequest(self.name, self.revision, self.numbers)
 
     @property
     def bundled(self) -> bool:
@@ -257,13 +265,15 @@ def choose(page: Literal["text", "image"], **changes: Any) -> None:
 
     A new model or input keeps the layer and the heads (``clamped`` fits them) but drops what named a place in the
     old input: the pinned token or patch, the zoom, the window. A new model also drops the classes that are explained.
-    To agree to a link's model is no new model.
+    To agree to a link's model is no new model, nor is it one in other numbers.
     """
     selection = current()
     choices = getattr(selection, page)
     before = {"model": choices.model, "input": choices.input, "part": getattr(choices, "part", None)}
     if "model" in changes:
-        before["model"] = replace(choices.model, asked=changes["model"].asked)
+        before["model"] = replace(
+            choices.model, asked=changes["model"].asked, numbers=changes["model"].numbers
+        )
     if isinstance(choices, TextChoices):
         before["reading"] = choices.reading
         if any(name in changes and changes[name] != before[name] for name in ("model", "input")):
@@ -415,6 +425,8 @@ def to_query(selection: Selection, page: Page) -> dict[str, str]:
     params = {"v": LINK_VERSION, "model": choices.model.name}
     if choices.model.revision:
         params["rev"] = choices.model.revision
+    if choices.model.numbers != "auto":
+        params["numbers"] = choices.model.numbers
     if choices.input.kind == "sample":
         params["sample"] = choices.input.name
     params |= _text_params(selection.text) if page == "text" else _image_params(selection.image)
@@ -540,10 +552,11 @@ def _read_model(choices: Any, value: str, params: Mapping[str, str]) -> Any:
     revision = params.get("rev")
     if revision is not None and revision_problem(revision) is not None:
         revision = None
+    numbers: Numbers = "bfloat16" if params.get("numbers") == "bfloat16" else "auto"
     known = value == choices.model.name and revision == choices.model.revision and not choices.model.asked
     if known:
-        return choices
-    model = ModelChoice(value, revision)
+        return replace(choices, model=replace(choices.model, numbers=numbers))
+    model = ModelChoice(value, revision, numbers=numbers)
     modality = "text" if isinstance(choices, TextChoices) else "image"
     if any(offered.name == value and offered.modality != modality for offered in OFFERED):
         return None
@@ -552,6 +565,11 @@ def _read_model(choices: Any, value: str, params: Mapping[str, str]) -> Any:
 
 def _read_revision(choices: Any, value: str, params: Mapping[str, str]) -> Any:
     return choices if revision_problem(value) is None and "model" in params else None
+
+
+def _read_numbers(choices: Any, value: str, params: Mapping[str, str]) -> Any:
+    """Read with the model; a processor that has no bfloat16 would compute a preview slowly."""
+    return choices if value == "bfloat16" and "model" in params else None
 
 
 def _read_text_sample(choices: TextChoices, value: str, _: Mapping[str, str]) -> TextChoices | None:
@@ -655,7 +673,13 @@ def _number(value: str) -> int | None:
     return int(value) if _NUMBER.fullmatch(value) and value.isascii() else None
 
 
-_SHARED_READERS = {"model": _read_model, "rev": _read_revision, "layer": _read_layer, "head": _read_heads}
+_SHARED_READERS = {
+    "model": _read_model,
+    "rev": _read_revision,
+    "numbers": _read_numbers,
+    "layer": _read_layer,
+    "head": _read_heads,
+}
 _TEXT_READERS: Mapping[str, Any] = {
     **_SHARED_READERS,
     "sample": _read_text_sample,

@@ -17,6 +17,7 @@ from typing import Literal
 import streamlit as st
 
 from analysis.estimate import available_memory, bytes_in_words
+from analysis.processor import multiplies_bfloat16
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES, sample_picture_bytes
 from analysis.trained import OFFERED
 from dashboard import cached, selection
@@ -61,10 +62,12 @@ def show(page: str) -> None:
         if page == "text":
             _model_picker("text", current().text.model)
             _text_input(current().text)
+            _numbers("text", current().text.model)
             _memory()
         elif page == "image":
             _model_picker("image", current().image.model)
             _picture_input(current().image)
+            _numbers("image", current().image.model)
             _memory()
         elif page == "lab":
             from dashboard import lab_sidebar  # here, because no other page needs it
@@ -206,7 +209,7 @@ SOURCE_AND_TARGET = Words(
 
 
 def _words(model: ModelChoice) -> Words:
-    shared = cached.model_if_ready(model.name, model.revision)
+    shared = cached.model_if_ready(*model.request)
     return SOURCE_AND_TARGET if shared is not None and shared.model.is_encoder_decoder else SENTENCES
 
 
@@ -346,27 +349,30 @@ def _picture_words(chosen: PictureInput) -> None:
 
 
 def _resolution(choices: ImageChoices) -> None:
-    shared = cached.model_if_ready(choices.model.name, choices.model.revision)
+    shared = cached.model_if_ready(*choices.model.request)
     if not (choices.model.bundled if shared is None else shared.model.flexible_image_size):
         _one_size_note(shared)
         return
     heading(
-        "Resolution", "Short side in pixels that the model sees; more pixels are more and smaller patches."
+        "Resolution, pixels",
+        "Short side that the model sees, or the picture's own size; more pixels are more and smaller patches.",
     )
     chosen = choices.input.side or SIDES[0]
-    sides = sorted({*SIDES, *([chosen] if isinstance(chosen, int) else [])})
+    sides = (
+        SIDES if chosen in (*SIDES, "own") else (SIDES[0], SIDES[-1], chosen)
+    )  # more do not fit side by side
     st.segmented_control(
         "Resolution",
         [*sides, "own"],
         **bound("image_side", chosen, default="default"),
-        format_func=lambda side: "Own size" if side == "own" else f"{side} px",
+        format_func=lambda side: "Own" if side == "own" else str(side),
         on_change=_side_picked,
         required=True,
         label_visibility="collapsed",
         width="stretch",
     )
     if shared is not None:
-        _own_size_note(choices.input, shared)
+        _size_note(choices.input, shared)
 
 
 def _one_size_note(shared: cached.SharedModel | None) -> None:
@@ -380,8 +386,8 @@ def _one_size_note(shared: cached.SharedModel | None) -> None:
         )
 
 
-def _own_size_note(chosen: PictureInput, shared: cached.SharedModel) -> None:
-    """What the picture's own size comes to, and what it costs."""
+def _size_note(chosen: PictureInput, shared: cached.SharedModel) -> None:
+    """What the picture's own size, or one that a link asks for, comes to and costs."""
     from analysis.images import PictureError
     from analysis.inputs import LONGEST_OWN_SIDE, grid_at
     from attn_core.errors import UnsupportedModelError
@@ -389,15 +395,17 @@ def _own_size_note(chosen: PictureInput, shared: cached.SharedModel) -> None:
     digest, name, data = picture_bytes(chosen)
     try:
         picture = cached.picture(digest, name, _data=data)
-        grid = grid_at(shared.model, picture, "own")
+        asked = "own" if chosen.side in (*SIDES, None) else chosen.side
+        grid = grid_at(shared.model, picture, asked)
     except (PictureError, UnsupportedModelError, ValueError):  # told where the picture is shown
         return
     height, width = picture.pixels.shape[:2]
-    what = (
-        "Own size"
-        if max(height, width) <= LONGEST_OWN_SIDE
-        else f"Own size of {width:,} × {height:,}, reduced"
-    )
+    if asked != "own":
+        what = f"Short side of {asked:,}"
+    elif max(height, width) <= LONGEST_OWN_SIDE:
+        what = "Own size"
+    else:
+        what = f"Own size of {width:,} × {height:,}, reduced"
     patches = grid.rows * grid.columns
     cost = cached.forward_words(shared, grid.prefix_tokens + patches)
     note(f"{what}: {grid.width:,} × {grid.height:,} px, {patches:,} patches, {cost}")
@@ -447,7 +455,48 @@ def _thumbnail_styles(chosen: PictureInput) -> None:
     st.html(f"<style>{''.join(rules)}</style>")
 
 
-# Memory ------------------------------------------------------------------------------------------------------------
+# Numbers and memory ------------------------------------------------------------------------------------------------
+
+
+def _numbers(modality: Modality, chosen: ModelChoice) -> None:
+    """Whether the model computes as it takes it, or in bfloat16 where the processor is quick at that."""
+    shared = cached.model_if_ready(*chosen.request)
+    if chosen.numbers == "auto" and (shared is None or not _gains_by_preview(shared)):
+        return
+    heading(
+        "Numbers",
+        "This processor has instructions for bfloat16, which save up to half of the time (less above some thousand "
+        "positions). What is seen is nearly the same: a weight can differ by about 0.1, and some 2 % of a query's "
+        "weight lies elsewhere.",
+    )
+    key = f"{modality}_numbers"
+    words = {"auto": "Exact", "bfloat16": "Fast preview"}
+    st.segmented_control(
+        "Numbers",
+        list(words),
+        **bound(key, chosen.numbers, default="default"),
+        format_func=lambda numbers: words[numbers],
+        on_change=partial(_numbers_picked, modality, key),
+        required=True,
+        label_visibility="collapsed",
+        width="stretch",
+    )
+    if chosen.numbers == "bfloat16":
+        note("bfloat16: to look around. Take figures from exact numbers.")
+
+
+def _gains_by_preview(shared: cached.SharedModel) -> bool:
+    model = shared.model
+    return (
+        model.seam
+        and str(model.device) == "cpu"
+        and str(model.dtype) == "torch.float32"
+        and multiplies_bfloat16()
+    )
+
+
+def _numbers_picked(modality: Modality, key: str) -> None:
+    choose(modality, model=replace(getattr(current(), modality).model, numbers=st.session_state[key]))
 
 
 def _memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from html import escape
 from typing import Literal
@@ -42,12 +43,12 @@ def loading_badge(choice: ModelChoice, *, example: bool) -> None:
 
 
 def _has_ended(choice: ModelChoice) -> bool:
-    job = cached.loader().find(choice.name, choice.revision)
+    job = cached.loader().find(*choice.request)
     return job is not None and (job.state != "running" or job.slow)
 
 
 def _loading_badge(choice: ModelChoice, example: bool) -> None:
-    job = cached.loader().find(choice.name, choice.revision)
+    job = cached.loader().find(*choice.request)
     stage, seconds = (job.stage, job.seconds) if job else ("starting", 0.0)
     words = f"loading {title_of(choice)} … {stage}, {seconds:.0f} s"
     lead = '<span class="as-badge as-plain">precomputed example</span>' if example else ""
@@ -84,7 +85,7 @@ def ask_to_load(modality: Modality, choice: ModelChoice) -> None:
         icon=":material/link:",
     )
     with st.container(horizontal=True):
-        agreed = ModelChoice(choice.name, choice.revision)
+        agreed = replace(choice, asked=False)
         st.button("Load it", key=f"{modality}_load_asked", on_click=partial(choose, modality, model=agreed))
         _bundled_button(modality, choice)
 
@@ -112,7 +113,7 @@ def when_ready(modality: Modality, choice: ModelChoice, show: Callable[[], None]
     Args:
         show: draws the views, as a fragment: live ones, or the example or a placeholder while the model loads.
     """
-    job = cached.loader().find(choice.name, choice.revision)
+    job = cached.loader().find(*choice.request)
     if job is not None and (job.state == "failed" or job.slow):
         failed_load(modality, choice, job)
         return

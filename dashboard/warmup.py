@@ -12,10 +12,19 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Key = tuple[str, str | None]
-"""Name and revision of a model."""
+Numbers = Literal["auto", "bfloat16"]
+"""What a model computes in: what it takes by itself, or the fast preview."""
+
+
+class ModelRequest(NamedTuple):
+    """A model as it is asked for; ``revision`` is a branch, a tag or a commit, None the newest."""
+
+    name: str
+    revision: str | None = None
+    numbers: Numbers = "auto"
+
 
 Progress = Callable[[str, float], None]
 """Called with a stage in words and the share of it that is done, from 0 to 1."""
@@ -40,7 +49,7 @@ class LoadJob:
         error: why it failed.
     """
 
-    key: Key
+    key: ModelRequest
     stage: str = STAGE_START
     done: float = 0.0
     state: Literal["running", "ready", "failed"] = "running"
@@ -78,15 +87,15 @@ class LoadJob:
 class Loader:
     """Runs one background thread per model that is asked for, never two for the same one."""
 
-    def __init__(self, load: Callable[[str, str | None, Progress], object]) -> None:
-        """``load(name, revision, progress)`` loads a model and keeps it where pages find it."""
+    def __init__(self, load: Callable[[ModelRequest, Progress], object]) -> None:
+        """``load(request, progress)`` loads a model and keeps it where pages find it."""
         self._load = load
-        self._jobs: dict[Key, LoadJob] = {}
+        self._jobs: dict[ModelRequest, LoadJob] = {}
         self._lock = threading.Lock()
 
-    def request(self, name: str, revision: str | None = None) -> LoadJob:
+    def request(self, name: str, revision: str | None = None, numbers: Numbers = "auto") -> LoadJob:
         """The job of this model, started now if nobody has asked before."""
-        key = (name, revision)
+        key = ModelRequest(name, revision, numbers)
         with self._lock:
             job = self._jobs.get(key)
             if job is None:
@@ -94,34 +103,35 @@ class Loader:
                 threading.Thread(target=self._run, args=(job,), name=f"load {name}", daemon=True).start()
         return job
 
-    def find(self, name: str, revision: str | None = None) -> LoadJob | None:
+    def find(self, name: str, revision: str | None = None, numbers: Numbers = "auto") -> LoadJob | None:
         """The job of this model, if somebody has asked for it."""
         with self._lock:
-            return self._jobs.get((name, revision))
+            return self._jobs.get(ModelRequest(name, revision, numbers))
 
     def jobs(self) -> list[LoadJob]:
         """Every job that is kept, oldest first."""
         with self._lock:
             return list(self._jobs.values())
 
-    def ready(self) -> list[Key]:
+    def ready(self) -> list[ModelRequest]:
         """The models whose load has ended well, oldest first."""
         return [job.key for job in self.jobs() if job.state == "ready"]
 
-    def forget(self, name: str, revision: str | None = None) -> None:
+    def forget(self, name: str, revision: str | None = None, numbers: Numbers = "auto") -> None:
         """Drop an ended job, so that the next request loads again: after a failure, or a release."""
         with self._lock:
-            job = self._jobs.get((name, revision))
+            key = ModelRequest(name, revision, numbers)
+            job = self._jobs.get(key)
             if job is not None and job.state != "running":
-                del self._jobs[(name, revision)]
+                del self._jobs[key]
 
     def _run(self, job: LoadJob) -> None:
         time.sleep(_PAINT_SECONDS)
         error: Exception | None = None
         try:
-            self._load(*job.key, job.report)
+            self._load(job.key, job.report)
         except Exception as failure:  # noqa: BLE001 - kept in the job; the page that asked tells it
-            _log.warning("loading %s failed: %s", job.key[0], failure)
+            _log.warning("loading %s failed: %s", job.key.name, failure)
             error = failure
         finally:
             job.end(error)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from dashboard import warmup
-from dashboard.warmup import Loader, LoadJob
+from dashboard.warmup import Loader, LoadJob, ModelRequest
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,8 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ten_sessions_at_once_get_one_load():
     started, go = [], threading.Event()
 
-    def load(name, revision, progress):
-        started.append((name, revision))
+    def load(request, progress):
+        started.append(request)
         progress("loading weights", 0.5)
         assert go.wait(10)
 
@@ -34,16 +34,17 @@ def test_ten_sessions_at_once_get_one_load():
     assert jobs[0].state == "running"
     go.set()
     assert jobs[0].wait(10)
-    assert (jobs[0].state, jobs[0].stage, started) == ("ready", "loading weights", [("minilm", None)])
+    assert (jobs[0].state, jobs[0].stage, started) == ("ready", "loading weights", [ModelRequest("minilm")])
     assert loader.request("minilm") is jobs[0]
-    assert loader.ready() == [("minilm", None)]
+    assert loader.ready() == [ModelRequest("minilm")]
     assert loader.request("minilm", "v2") is not jobs[0]
+    assert loader.request("minilm", None, "bfloat16") is not jobs[0]
 
 
 def test_a_failure_is_kept_and_can_be_tried_again():
     outcomes = iter([OSError("no network"), None])
 
-    def load(name, revision, progress):
+    def load(request, progress):
         outcome = next(outcomes)
         if outcome is not None:
             raise outcome
@@ -71,8 +72,8 @@ def test_a_running_load_cannot_be_forgotten():
 
 
 def test_a_load_that_takes_too_long_is_called_slow():
-    job = LoadJob(("slow", None), patience=0.0)
+    job = LoadJob(ModelRequest("slow"), patience=0.0)
     assert job.slow
     job.end(None)
     assert not job.slow
-    assert not LoadJob(("fast", None)).slow
+    assert not LoadJob(ModelRequest("fast")).slow

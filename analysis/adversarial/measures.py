@@ -16,6 +16,7 @@ from torch import Tensor
 from analysis.adversarial.distances import total_variation
 from analysis.evidence.targets import Outputs, Pooling, default_pooling
 from attn_core.errors import UnsupportedModelError
+from attn_core.functional import at_least_float32
 
 if TYPE_CHECKING:
     from analysis.inputs import Inputs
@@ -77,7 +78,7 @@ def class_probabilities(labels: tuple[str, ...], *, temperature: float = 1.0) ->
     """
     return Measure(
         "classes",
-        lambda outputs: (_logits(outputs) / temperature).softmax(-1),
+        lambda outputs: (at_least_float32(_logits(outputs)) / temperature).softmax(-1),
         labels,
         ("classes", temperature),
     )
@@ -96,12 +97,24 @@ def measure_of(model: LoadedModel, inputs: Inputs, *, position: int | None = Non
         return class_probabilities(labels, temperature=model.temperature)
     if model.kind == "sigmoid":
         heat = model.temperature
-        return Measure("labels", lambda outputs: torch.sigmoid(_logits(outputs) / heat), labels, ("labels",))
+        return Measure(
+            "labels",
+            lambda outputs: torch.sigmoid(at_least_float32(_logits(outputs)) / heat),
+            labels,
+            ("labels",),
+        )
     if model.kind == "value":
-        return Measure("value", _logits, labels or ("value",), ("value",))
+        return Measure(
+            "value", lambda outputs: at_least_float32(_logits(outputs)), labels or ("value",), ("value",)
+        )
     place = _predicted_place(model, inputs) if position is None else position
     if place is not None:
-        return Measure("token", lambda outputs: _logits(outputs)[:, place].softmax(-1), (), ("token", place))
+        return Measure(
+            "token",
+            lambda outputs: at_least_float32(_logits(outputs)[:, place]).softmax(-1),
+            (),
+            ("token", place),
+        )
     pooling: Pooling = default_pooling(model)
     return Measure("embedding", lambda outputs: outputs.embedding(pooling), (), ("embedding", pooling))
 

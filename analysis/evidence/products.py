@@ -9,16 +9,16 @@ oneDNN's operator is private to PyTorch, so it is called in this file alone, and
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from analysis.processor import processor_told
 
 LEAST_ROWS = 16
 """Rows of a product from which it pays."""
@@ -36,13 +36,7 @@ def is_quicker() -> bool:
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
         return False
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return wide and hasattr(torch.ops.mkldnn, "_linear_pointwise") and "AuthenticAMD" in _processor()
-
-
-def _processor() -> str:
-    """What the system says of the processor."""
-    told = Path("/proc/cpuinfo")
-    return platform.processor() + (told.read_text() if told.exists() else "")
+    return wide and hasattr(torch.ops.mkldnn, "_linear_pointwise") and "AuthenticAMD" in processor_told()
 
 
 class _ByOneDNN(TorchFunctionMode):

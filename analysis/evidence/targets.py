@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attn_core.errors import UnsupportedModelError
+from attn_core.functional import at_least_float32
 
 if TYPE_CHECKING:
     from analysis.models import LoadedModel
@@ -24,7 +25,7 @@ Pooling = Literal["first", "mean"]
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a target reads.
+    """What a target reads; half precision is widened before it is reckoned with.
 
     Attributes:
         logits: (B, C), or (B, T, V) of a language model; None without a head.
@@ -46,7 +47,9 @@ class Outputs:
             raise UnsupportedModelError(
                 "Outputs.embedding: the last hidden state of this model was not seen; choose a target of its head."
             )
-        return self.hidden[:, 0] if pooling == "first" else self.hidden[:, self.kept].mean(1)
+        return at_least_float32(
+            self.hidden[:, 0] if pooling == "first" else self.hidden[:, self.kept].mean(1)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +163,7 @@ def token_log_probability(position: int, token: int, label: str = "") -> Target:
                 f"token_log_probability: position and token must be below {logits.shape[1]} and {logits.shape[2]} "
                 f"but are {position} and {token}."
             )
-        return logits[:, position].log_softmax(-1)[:, token]
+        return at_least_float32(logits[:, position]).log_softmax(-1)[:, token]
 
     return Target(
         "token_log_probability",
@@ -254,7 +257,7 @@ def _classes(outputs: Outputs) -> Tensor:
         raise UnsupportedModelError(
             "class_logit: the model has no classification head; choose a concept or the likeness to another input."
         )
-    return outputs.logits
+    return at_least_float32(outputs.logits)
 
 
 def _known(outputs: Outputs, index: int) -> int:

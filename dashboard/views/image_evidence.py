@@ -164,7 +164,7 @@ def _likeness(
         digest = blake2b(data, digest_size=16).hexdigest()
         side = choices.input.side if model.flexible_image_size else None
         inputs = encode_image(model, cached.picture(digest, name, _data=data), side=side)
-        key = cached.digest(model.name, model.revision, inputs.digest, str(side))
+        key = cached.digest(model.identity, inputs.digest, str(side))
         embeddings.append(evidence_cache.embedding(key, pooling, _shared=subject.shared, _inputs=inputs))
         names.append(name)
     target = evidence_targets.likeness_target(

@@ -70,8 +70,8 @@ def loaded_models() -> None:
     if not ready:
         note("None yet. A model is loaded when the Text or Image page asks for it.")
     columns = st.columns(2)
-    for index, (name, revision) in enumerate(ready):
-        shared = cached.model_if_ready(name, revision)
+    for index, request in enumerate(ready):
+        shared = cached.model_if_ready(*request)
         if shared is not None:
             with columns[index % 2]:
                 _details(shared)
@@ -95,8 +95,7 @@ def _details(shared: cached.SharedModel) -> None:
 
 def _parity(shared: cached.SharedModel) -> None:
     """The largest difference that capturing makes to the model's outputs, measured when asked."""
-    name, revision = shared.request
-    key = f"{PARITY_KEY}_{name}_{revision or ''}"
+    key = "_".join((PARITY_KEY, *(part or "" for part in shared.request)))
     asked = st.session_state.setdefault(PARITY_KEY, set())
     if key not in asked:
         st.button(
@@ -107,7 +106,7 @@ def _parity(shared: cached.SharedModel) -> None:
         )
         return
     try:
-        found = cached.parity(name, revision)
+        found = cached.parity(*shared.request)
     except Exception as error:  # noqa: BLE001 - told on the page
         tell_error(error, what="The two passes could not be compared")
         return

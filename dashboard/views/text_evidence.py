@@ -260,7 +260,7 @@ def _likeness(
         inputs = encode_text(
             model, example, max_tokens=min(model.max_tokens or cached.TOKEN_LIMIT, cached.TOKEN_LIMIT)
         )
-        key = cached.digest(model.name, model.revision, inputs.digest)
+        key = cached.digest(model.identity, inputs.digest)
         embeddings.append(evidence_cache.embedding(key, pooling, _shared=subject.shared, _inputs=inputs))
     target = evidence_targets.likeness_target(
         embeddings, pooling, name=_short(examples[0]), examples="texts", cosine=choices.evidence.cosine

@@ -1,0 +1,81 @@
+"""The fast preview: offered where a processor multiplies bfloat16, told where it is shown, never taken for exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import unescape
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from analysis.catalogue import BUNDLED, is_installed
+from analysis.processor import flags_multiply_bfloat16
+from dashboard import cached
+from dashboard.selection import ImageView, ModelChoice, TextView, default_selection, from_query, to_query
+from tests.test_app import opened, settled, shown
+
+needs_models = pytest.mark.skipif(
+    not all(is_installed(model) for model in BUNDLED),
+    reason="bundled models are not installed; run make bundled",
+)
+
+
+def test_flags_of_processors():
+    assert flags_multiply_bfloat16("model name\t: of vectors\nflags\t\t: fpu avx512f avx512_bf16 sse")
+    assert flags_multiply_bfloat16("flags\t\t: amx_bf16")
+    assert flags_multiply_bfloat16("Features\t: fp asimd bf16")
+    assert not flags_multiply_bfloat16("model name\t: called bf16\nflags\t\t: fpu avx512f avx512_vnni")
+    assert not flags_multiply_bfloat16("")
+
+
+def test_links_carry_the_preview_and_leave_it_with_another_model():
+    start = default_selection()
+    asked = from_query({"model": "minilm", "numbers": "bfloat16"}, start, "text")
+    assert asked.text.model.numbers == "bfloat16"
+    assert to_query(asked, "text")["numbers"] == "bfloat16"
+    assert from_query(to_query(asked, "text"), start, "text") == asked
+    assert from_query({"model": "minilm"}, asked, "text").text.model.numbers == "auto"
+    assert "numbers" not in to_query(start, "text")
+    wrong = from_query({"model": "minilm", "numbers": "float16"}, start, "text")
+    assert wrong.text.model.numbers == "auto"
+    assert "numbers" in wrong.notes[0]
+
+
+@needs_models
+def test_the_same_weights_but_for_three_digits():
+    exact = cached.traced_text("minilm", None, "The cat sat on the mat.", None)
+    preview = cached.traced_text("minilm", None, "The cat sat on the mat.", None, numbers="bfloat16")
+    assert exact.key != preview.key
+    assert exact.model.identity != preview.model.identity
+    for one, other in zip(exact.trace.encoder, preview.trace.encoder, strict=True):
+        difference = np.abs(one.dense().numpy() - other.dense().float().numpy())
+        assert 0 < difference.max() < 0.1
+        np.testing.assert_allclose(other.dense().sum(-1), 1.0, atol=1e-5)
+
+
+def in_preview(page: str, model: str, view: str) -> str:
+    """The text of a page that shows a view in preview."""
+    at = opened(page)
+    chosen = at.session_state["selection"]
+    choices = replace(getattr(chosen, page), model=ModelChoice(model, numbers="bfloat16"), view=view)
+    at.session_state["selection"] = replace(chosen, **{page: choices})
+    at = settled(at.run())
+    assert not at.error, at.error[0].value
+    return unescape(shown(at))
+
+
+@needs_models
+@pytest.mark.parametrize("view", get_args(ImageView))
+def test_every_view_of_a_picture(view):
+    page = in_preview("image", "picture-classifier", view)
+    assert f"({cached.PREVIEW_WORDS})" in page
+    assert cached.PREVIEW_NOTE in page
+
+
+@needs_models
+@pytest.mark.parametrize("view", get_args(TextView))
+def test_every_view_of_a_text(view):
+    page = in_preview("text", "sentiment", view)
+    assert f"({cached.PREVIEW_WORDS})" in page
+    assert cached.PREVIEW_NOTE in page

@@ -27,6 +27,9 @@ Pass = Literal["pooled", "statistics", "rows", "written"]
 Shape = tuple[int, int, int]
 """Heads, queries and keys of one map."""
 
+Stage = tuple[int, float]
+"""Weights that ``attn_core.watching`` counts, and seconds."""
+
 STRIP_BYTES = 64 * 2**20
 """What a pass over strips of a map holds at once: the strip (``attn_core.strips``) and a few arrays made from it."""
 
@@ -43,12 +46,25 @@ class Estimate:
         memory_bytes: most that is held at once, beside what is there before.
         weights: what ``attn_core.watching`` will have counted at the end; 0 where it counts nothing.
         parts: (what, seconds, bytes) of what it is made up of.
+        stages: (weights, seconds) of what follows one another, where a weight does not take equally long in each.
     """
 
     seconds: float
     memory_bytes: int
     weights: int = 0
     parts: tuple[tuple[str, float, int], ...] = ()
+    stages: tuple[Stage, ...] = ()
+
+    def share(self, worked: int) -> float:
+        """The share of the time that is over when so many weights have been counted; 0 where nobody knows."""
+        stages = self.stages or ((self.weights, self.seconds),)
+        whole = sum(seconds for weights, seconds in stages if weights)
+        over = 0.0
+        for weights, seconds in stages:
+            if weights:
+                over += seconds * min(worked / weights, 1.0)
+                worked = max(worked - weights, 0)
+        return over / whole if whole else 0.0
 
 
 @dataclass(frozen=True)
@@ -190,6 +206,38 @@ def gradient_estimate(
     return _sum(parts, weights=forward.weights)
 
 
+def method_estimate(
+    size: ModelSize,
+    tokens: int,
+    rate: MachineRate,
+    *,
+    layers: int,
+    walks: float,
+    shapes: Sequence[Shape],
+    by_blocks: bool,
+) -> Estimate:
+    """What an explanation takes that asks a forward pass, which is there, for gradients.
+
+    Args:
+        layers: whose gradients it asks for, from the last one down; 0 for none.
+        walks: passes over the weights of every layer, each as long as one that carries a row.
+        shapes: of the maps.
+        by_blocks: the graph is made again block by block.
+    """
+    passes = gradient_estimate(size, tokens, rate, graph_budget=0.0 if by_blocks else math.inf)
+    seconds = next(seconds for name, seconds, _ in passes.parts if name == "backward pass")
+    weights = sum(heads * queries * keys for heads, queries, keys in shapes)
+    share = layers / size.layers
+    again = max(layers - 1, 0) / size.layers if by_blocks else 0.0  # the last layer has its graph
+    stages = (
+        (round(weights * (share + again)), seconds * share),
+        (round(weights * (size.layers - 1) / size.layers) if walks else 0, walks * weights / rate.rows),
+    )
+    return Estimate(
+        seconds=sum(stage[1] for stage in stages), memory_bytes=passes.memory_bytes, stages=stages
+    )
+
+
 def survey_estimate(size: ModelSize, tokens: int, rate: MachineRate) -> Estimate:
     """A forward pass, and a pass over the weights of every layer for what each head does."""
     forward = forward_estimate(size, tokens, rate)
@@ -235,7 +283,7 @@ def rollout_estimate(shapes: Sequence[Shape], rate: MachineRate) -> Estimate:
     products = sum(2.0 * queries * keys * keys for _, queries, keys in shapes)
     largest = max((heads + 4) * queries * keys * 4 for heads, queries, keys in shapes)
     seconds = weights / rate.written + products / rate.product
-    return Estimate(seconds, largest, 0)
+    return Estimate(seconds, largest, weights)
 
 
 def dense_estimate(shape: Shape, rate: MachineRate) -> Estimate:
@@ -259,16 +307,19 @@ def in_words(estimate: Estimate) -> str:
 
 
 def seconds_in_words(seconds: float) -> str:
-    """Two figures at most: "3 s", "1 min 40 s", "12 min", "2 h 10 min"."""
-    if seconds < 60:
+    """As finely as an estimate deserves: "3 s", "25 s", "1 min 30 s", "4 min", "25 min", "1 h 30 min", "12 h"."""
+    if seconds < 9.5:
         return f"{max(round(seconds), 1)} s"
-    if seconds < 600:
-        minutes, rest = divmod(round(seconds / 10) * 10, 60)
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, rest = divmod(round(minutes / 10) * 10, 60)
+    if seconds < 57.5:
+        return f"{5 * round(seconds / 5)} s"
+    minutes = seconds / 60
+    if 1.25 <= minutes < 1.75:
+        return "1 min 30 s"
+    if minutes < 57.5:
+        return f"{round(minutes) if minutes < 9.5 else 5 * round(minutes / 5)} min"
+    hours, rest = divmod(30 * round(minutes / 30), 60)
+    if hours >= 10:
+        return f"{round(minutes / 60)} h"
     return f"{hours} h {rest} min" if rest else f"{hours} h"
 
 

@@ -1,7 +1,8 @@
 """How far a long computation is, for whoever waits for it, and how it is stopped.
 
-Every loop over an attention map and every recorded layer says how many weights it has worked through; what that is of
-the whole, only the caller knows. Who watches is a context variable, as in ``attn_core.seam``: a thread sees its own.
+Every loop over an attention map, every recorded layer and every backward pass through one says how many weights it
+has worked through; what that is of the whole, only the caller knows. Who watches is a context variable, as in
+``attn_core.seam``: a thread sees its own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,17 @@ def watching(watcher: Watcher) -> Iterator[None]:
             outer(weights)
 
     token = _watcher.set(tell)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Inside, watchers hear of work without its weights, so that they may stop it: it is counted elsewhere."""
+    outer = _watcher.get()
+    token = _watcher.set(None if outer is None else lambda _: outer(0))
     try:
         yield
     finally:

@@ -26,6 +26,8 @@ from dashboard.long_runs import (
     Turns,
     answer,
     budgeted,
+    expected,
+    pace,
     part_of_a_run,
     patiently,
     session_budget,
@@ -127,19 +129,29 @@ def _bytes(estimate: Estimate, part: str) -> int:
     return next((taken for name, _, taken in estimate.parts if name == part), 0)
 
 
-def method_estimate(chosen: Subject) -> Estimate:
-    """What a method of one pass takes at most: a backward pass, and two passes over the weights of every layer."""
-    from analysis.estimate import model_size, pass_estimate, shapes_of
+def method_estimate(chosen: Subject, method: str = "relevance", options: Options = ()) -> Estimate:
+    """What a method of one pass takes beside the pass; the default is one that takes most.
 
-    size = model_size(chosen.shared.model)
+    Args:
+        options: of the method, beside its defaults.
+    """
+    from analysis.estimate import method_estimate as estimate_of
+    from analysis.estimate import model_size, shapes_of
+    from analysis.evidence.methods import METHODS
+
+    asked, size = METHODS[method], model_size(chosen.shared.model)
+    layer = dict(options).get("layer", -1) % size.layers
+    layers = {"none": 0, "layer": size.layers - layer, "all": size.layers}[asked.gradients]
     shapes = shapes_of(layer.map for layers in chosen.run.layers.values() for layer in layers)
-
-    def make(rate: MachineRate) -> Estimate:
-        passes = _with_gradients()(size, chosen.traced.inputs.kept_tokens, rate)
-        over = pass_estimate("rows", shapes, rate)
-        seconds = _seconds(passes, "backward pass") + 2.0 * over.seconds
-        return Estimate(seconds, passes.memory_bytes)
-
+    make = partial(
+        estimate_of,
+        size,
+        chosen.traced.inputs.kept_tokens,
+        layers=layers,
+        walks=asked.walks,
+        shapes=shapes,
+        by_blocks=chosen.run.chain is not None,
+    )
     return cached.estimated(make, str(chosen.shared.model.device))
 
 
@@ -173,14 +185,42 @@ def job_key(chosen: Subject, method: str, target: Target | None, options: Option
 
 
 def requested(chosen: Subject, method: str, target: Target | None, options: Options = ()) -> Job:
-    """The job of an explanation of many passes, started where nobody has asked before."""
+    """The job of an explanation, started where nobody has asked before; one of one pass tells how long it takes."""
+    from analysis.evidence.methods import METHODS, explain
+
+    key = job_key(chosen, method, target, options)
 
     def work(progress: Callable[[float], None]) -> Explanation:
-        from analysis.evidence.methods import explain
-
         return explain(method, chosen.run, target, progress=progress, **dict(options))
 
-    return jobs().request(job_key(chosen, method, target, options), in_turns(chosen.shared, work))
+    if METHODS[method].cost == "passes":
+        return jobs().request(key, in_turns(chosen.shared, work))
+    estimate = method_estimate(chosen, method, options)
+    if target is not None and chosen.run.has_gradients(target):
+        estimate = replace(estimate, seconds=sum(seconds for _, seconds in estimate.stages[1:]))
+    run = Run(key, METHODS[method].title, f"method {method}", estimate, keeps_turn=True)
+    behind = partial(_of_one_pass, run, chosen, target, work, session_budget())
+    return jobs().request(key, behind, seconds=expected(run.kind, estimate).seconds)
+
+
+def _of_one_pass(
+    run: Run,
+    chosen: Subject,
+    target: Target | None,
+    work: Callable[[Callable[[float], None]], Explanation],
+    budget: int | None,
+    progress: Progress,
+) -> Explanation:
+    """Hold the model to the end: the forward pass that all such methods share has a lock of its own."""
+    known = target is not None and chosen.run.has_gradients(target)
+    estimate = replace(run.estimate, stages=run.estimate.stages[1:]) if known else run.estimate
+    turns = Turns(chosen.shared.lock, progress, estimate.share, keeps_turn=True)
+    with part_of_a_run(), budgeted(budget), turns.held():
+        began = time.monotonic()
+        found = work(lambda _: None)
+    if not known:
+        pace().learn(run.kind, estimated=estimate.seconds, took=time.monotonic() - began)
+    return found
 
 
 def measured(chosen: Subject, what: tuple[Hashable, ...], work: Callable[[Progress], Any]) -> Job:
@@ -243,5 +283,6 @@ def _by_weights(
     weights: int,
     progress: Progress,
 ) -> Any:
-    with part_of_a_run(), budgeted(budget), Turns(shared.lock, progress, weights).held():
+    turns = Turns(shared.lock, progress, Estimate(1.0, 0, weights).share)
+    with part_of_a_run(), budgeted(budget), turns.held():
         return work(lambda _: None)

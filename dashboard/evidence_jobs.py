@@ -29,6 +29,12 @@ WATCHED_SECONDS = 10.0
 MUCH_SHORTER = 0.25
 """A running job gives way to a waiting one that is expected to take less than this share of what it still needs."""
 
+CLOSING_SECONDS = 5.0
+"""How long the end of the server waits for jobs to stop."""
+
+TOLD_FROM = 0.02
+"""Share that has to be done before it tells how long the rest takes."""
+
 _LOOK_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -62,6 +68,7 @@ class Job:
         answer: of a ready job; ``error``: of a failed one.
         seconds: that it is expected to take; infinite where nobody knows.
         began: when it had its first turn; ``moved``: when it last said that more is done.
+        waited: seconds since it began in which others had their turn.
         seen: when a page last looked (seconds of the monotonic clock).
     """
 
@@ -73,6 +80,7 @@ class Job:
     seconds: float = math.inf
     began: float | None = None
     moved: float | None = None
+    waited: float = 0.0
     started: float = field(default_factory=time.monotonic)
     seen: float = field(default_factory=time.monotonic)
     _asked: threading.Event = field(default_factory=threading.Event)
@@ -90,8 +98,16 @@ class Job:
 
     @property
     def left(self) -> float:
-        """Seconds that it is expected to take still."""
+        """Seconds that it is expected to take still, to compare with what others are expected to take."""
         return self.seconds if math.isinf(self.seconds) else self.seconds * (1.0 - self.done)
+
+    def remaining(self, now: float) -> float | None:
+        """Seconds that it still needs, at the pace of its own turns up to its last report; between two reports time
+        runs down. None where too little is done to tell."""
+        if self.began is None or self.moved is None or self.done < TOLD_FROM:
+            return None
+        taken = self.moved - self.began - self.waited
+        return max(taken / self.done * (1.0 - self.done) - (now - self.moved), 0.0)
 
     def watch(self) -> None:
         """Say that somebody still waits for it."""
@@ -143,13 +159,21 @@ class Report:
         self.job.report(done)
         self.give_way(self.job)
 
+    def tell(self, done: float) -> None:
+        """Say how much is done and do not wait, so that locks may be held.
+
+        Raises:
+            Stopped: if somebody has asked for it.
+        """
+        self.job.report(max(done, self.job.done))
+
     def check(self) -> None:
         """Look whether somebody has asked for a stop, and do not wait.
 
         Raises:
             Stopped: if so.
         """
-        self.job.report(self.job.done)
+        self.tell(0.0)
 
 
 class Jobs:
@@ -178,6 +202,16 @@ class Jobs:
                 self._drop_old()
             job.watch()
         return job
+
+    def close(self) -> None:
+        """Stop what runs and wait for its end: a thread inside torch aborts the process that ends under it."""
+        with self._lock:
+            active = [job for job in self._jobs.values() if job.active]
+        for job in active:
+            job.stop()
+        last = time.monotonic() + CLOSING_SECONDS
+        for job in active:
+            job.wait(max(last - time.monotonic(), 0.0))
 
     def find(self, key: Hashable) -> Job | None:
         """The job of this key, if somebody has asked for it."""
@@ -215,8 +249,10 @@ class Jobs:
         """Let others have their turn, where they should have it first."""
         waiting = [other for other in tuple(self._waiting) if other.watched]
         if any(not job.watched or other.seconds < MUCH_SHORTER * job.left for other in waiting):
+            since = time.monotonic()
             self._end_turn()
             self._take_turn(job)
+            job.waited += time.monotonic() - since
 
     def _take_turn(self, job: Job) -> None:
         """Wait until no other job runs and none is before this one: watched ones, then short ones, then the older.

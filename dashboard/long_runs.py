@@ -10,6 +10,8 @@ does not fit is refused in words, and the server lives on.
 
 from __future__ import annotations
 
+import atexit
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -23,9 +25,16 @@ from typing import TypeVar, cast
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from analysis.estimate import Estimate, available_memory, check_run, in_words, seconds_in_words
+from analysis.estimate import (
+    Estimate,
+    available_memory,
+    bytes_in_words,
+    check_run,
+    in_words,
+    seconds_in_words,
+)
 from dashboard.boundary import tell_error
-from dashboard.evidence_jobs import Job, Jobs, Pending, Progress
+from dashboard.evidence_jobs import Job, Jobs, Pending, Progress, Report
 from dashboard.frame import literal, note, polled, waiting_view
 from dashboard.kept import Kept
 from dashboard.selection import current
@@ -55,6 +64,9 @@ _LOOK_SECONDS = 0.5
 _LEARNT_SECONDS = 0.5
 """Shorter runs say little about the pace of the machine."""
 
+_PRIOR_SECONDS = 5.0
+"""An estimate counts as much as earlier runs that took so long together."""
+
 _PACES = (0.2, 10.0)
 """How far earlier runs may move an estimate."""
 
@@ -73,6 +85,7 @@ class Run:
         estimate: from sizes alone, on an idle machine.
         instead: what to do where it does not fit the memory.
         size: bytes that the answer holds, where the arrays inside do not tell.
+        keeps_turn: it holds locks of its own on the way, so nobody else may have a turn before its end.
     """
 
     key: Hashable
@@ -81,33 +94,42 @@ class Run:
     estimate: Estimate
     instead: str = "choose a smaller input"
     size: int | None = None
+    keeps_turn: bool = False
 
 
 @dataclass
 class Pace:
-    """How long runs really took, in parts of their estimates; written by many threads."""
+    """How long runs really took beside their estimates; written by many threads.
 
-    ratios: dict[str, float] = field(default_factory=dict)
+    Attributes:
+        seen: (estimated, took) seconds of the runs of a kind, the later ones counting more.
+    """
+
+    seen: dict[str, tuple[float, float]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, kind: str, *, estimated: float, took: float) -> None:
         """Take over how long a run took."""
         if min(took, estimated) < _LEARNT_SECONDS:
             return
-        ratio = min(max(took / estimated, _PACES[0]), _PACES[1])
         with self.lock:
-            before = self.ratios.get(kind)
-            self.ratios[kind] = ratio if before is None else 0.5 * (before + ratio)
+            before = self.seen.get(kind, (0.0, 0.0))
+            self.seen[kind] = 0.5 * before[0] + estimated, 0.5 * before[1] + took
 
     def expected(self, kind: str, estimate: Estimate) -> Estimate:
-        """The estimate, corrected by what earlier runs of the kind took."""
-        return replace(estimate, seconds=estimate.seconds * self.ratios.get(kind, 1.0))
+        """The estimate, corrected by what earlier runs of the kind took, or of all kinds: the longer, the more."""
+        known = [self.seen[kind]] if kind in self.seen else list(self.seen.values())
+        estimated, took = (sum(part) for part in zip((0.0, 0.0), *known, strict=True))
+        ratio = (_PRIOR_SECONDS + took) / (_PRIOR_SECONDS + estimated)
+        return replace(estimate, seconds=estimate.seconds * min(max(ratio, _PACES[0]), _PACES[1]))
 
 
 @st.cache_resource(show_spinner=False)
 def jobs() -> Jobs:
-    """All computations behind the pages of this server."""
-    return Jobs()
+    """All computations behind the pages of this server; they end with it."""
+    found = Jobs()
+    atexit.register(found.close)
+    return found
 
 
 @st.cache_resource(show_spinner=False)
@@ -250,7 +272,7 @@ def _behind(
 ) -> None:
     """Compute on the thread of a job, and keep the answer."""
     _check(run)
-    turns = Turns(lock, progress, run.estimate.weights)
+    turns = Turns(lock, progress, run.estimate.share, keeps_turn=run.keeps_turn)
     with part_of_a_run(), budgeted(budget), turns.held():
         began = time.monotonic()
         value = work()
@@ -268,13 +290,15 @@ class Turns:
 
     Attributes:
         lock: of the model; held but for these moments.
-        weights: that will have been worked through at the end; 0 where nobody knows.
+        share: what is done of the whole when so many weights have been worked through.
+        keeps_turn: others may not have the model meanwhile, since the computation holds locks that they may want.
         paused: seconds that the computation has waited for others so far.
     """
 
     lock: threading.Lock | None
     progress: Progress
-    weights: int
+    share: Callable[[int], float]
+    keeps_turn: bool = False
     paused: float = 0.0
     _done: int = 0
     _last: float = 0.0
@@ -303,7 +327,15 @@ class Turns:
         now = time.monotonic()
         if now - self._last < _STEP_SECONDS:
             return
-        share = min(self._done / self.weights, 0.99) if self.weights else 0.0
+        share = min(self.share(self._done), 0.99)
+        if self.keeps_turn and isinstance(self.progress, Report):
+            self.progress.tell(share)
+        else:
+            self._give_way(share)
+        self._last = time.monotonic()
+        self.paused += self._last - now
+
+    def _give_way(self, share: float) -> None:
         if self.lock is not None:
             self.lock.release()
         try:
@@ -313,8 +345,6 @@ class Turns:
         finally:
             if self.lock is not None:
                 self.lock.acquire()
-        self._last = time.monotonic()
-        self.paused += self._last - now
 
 
 def patiently(lock: threading.Lock, check: Callable[[], None]) -> None:
@@ -383,8 +413,10 @@ def _offer(run: Run, begin: Callable[[], object], told: str = "") -> None:
     waiting_view("The view appears here when this has been computed.")
 
 
-def _heading(run: Run) -> None:
-    words = in_words(expected(run.kind, run.estimate))
+def _heading(run: Run, *, begun: bool = False) -> None:
+    """What runs, and what it takes; of one that has begun the time is told by its progress."""
+    estimate = expected(run.kind, run.estimate)
+    words = f"about {bytes_in_words(estimate.memory_bytes)}" if begun else in_words(estimate)
     st.markdown(f"**{literal(run.what)}**: {literal(words)} of memory.")
 
 
@@ -403,7 +435,7 @@ def _show(run: Run, work: Callable[[], Found], lock: threading.Lock | None, job:
         _offer(run, begin, "Stopped.")
     else:
         with st.container(key=f"as_run_{_name(run)}", border=True):
-            _heading(run)
+            _heading(run, begun=True)
             polled(partial(_progress, run, job), lambda: not job.active, seconds=POLL_SECONDS)
         waiting_view("The view appears here when this has been computed.")
 
@@ -411,29 +443,24 @@ def _show(run: Run, work: Callable[[], Found], lock: threading.Lock | None, job:
 def _progress(run: Run, job: Job) -> None:
     job.watch()
     with st.container(horizontal=True, vertical_alignment="center", key=f"{_name(run)}_progress"):
-        st.progress(job.done, text=_stage(job))
+        st.progress(job.done, text=stage_in_words(job))
         st.button(
             "Stop",
             key=f"{_name(run)}_stop",
             on_click=job.stop,
-            help="Stops at its next step; nothing that is ready is lost",
+            help="Stops within a second or so; nothing that is ready is lost",
         )
 
 
-def _stage(job: Job) -> str:
-    """ "42%, 12 s left" """
+def stage_in_words(job: Job) -> str:
+    """ "42%, about 10 s left"; what it is expected to take until it has done enough to tell."""
     if job.stopping:
         return "stops at its next step"
     if job.state == "waiting":
         return "waits for another computation" + (f", {job.done:.0%} done" if job.done else "")
-    if job.done < 0.02:
-        return "begins"
-    return f"{job.done:.0%}, {seconds_in_words(_left(job, time.monotonic()))} left"
-
-
-def _left(job: Job, now: float) -> float:
-    """Seconds that a job still needs, at the pace that it had up to its last report: between two, time runs down."""
-    if job.began is None or job.moved is None:
-        return 0.0
-    needed = (job.moved - job.began) / job.done * (1.0 - job.done)
-    return max(needed - (now - job.moved), 0.0)
+    left = job.remaining(time.monotonic())
+    if left is None:
+        return (
+            "begins" if math.isinf(job.seconds) else f"begins, about {seconds_in_words(job.seconds)} in all"
+        )
+    return f"{job.done:.0%}, about {seconds_in_words(left)} left"

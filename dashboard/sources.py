@@ -34,10 +34,10 @@ THUMBNAIL_CELLS = 64
 
 
 def streamed_note(positions: int, dense_bytes: int, budget: int) -> str:
-    """What a view says that reads a map in tiles because the whole would not fit."""
+    """What a view says that reads maps in tiles because those of all heads of a layer would not fit."""
     return (
-        f"streamed: {positions:,} positions, a full map would take {_binary(dense_bytes)}, the budget is "
-        f"{_binary(budget)}"
+        f"streamed: {positions:,} positions; the maps of all heads of a layer would take {_binary(dense_bytes)}, one "
+        f"answer may take {_binary(budget)}"
     )
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ from analysis.estimate import (
     graph_bytes,
     in_words,
     measure_rate,
+    method_estimate,
     model_size,
     pass_estimate,
     record_bytes,
@@ -34,7 +36,11 @@ from analysis.estimate import (
     seconds_in_words,
     shapes_of,
 )
-from analysis.inputs import encode_text
+from analysis.evidence.methods import METHODS, explain
+from analysis.evidence.passes import forward_pass
+from analysis.evidence.targets import class_logit
+from analysis.images import Picture
+from analysis.inputs import encode_image, encode_text
 from analysis.models import load_model
 from analysis.rollout import rollout_row
 from analysis.trace import trace
@@ -194,14 +200,20 @@ print(json.dumps(dict(zip(("forward", "gradient"), zip(told, took)))))
     ("seconds", "words"),
     [
         (0.2, "1 s"),
-        (42.4, "42 s"),
-        (59.9, "60 s"),
-        (98, "1 min 40 s"),
+        (9.4, "9 s"),
+        (42.4, "40 s"),
+        (57.4, "55 s"),
+        (59.9, "1 min"),
+        (98, "1 min 30 s"),
         (120, "2 min"),
         (598, "10 min"),
         (1500, "25 min"),
+        (3440, "55 min"),
         (3600, "1 h"),
-        (7810, "2 h 10 min"),
+        (4900, "1 h 30 min"),
+        (7810, "2 h"),
+        (36_000, "10 h"),
+        (100_000, "28 h"),
     ],
 )
 def test_seconds_in_words(seconds, words):
@@ -209,7 +221,38 @@ def test_seconds_in_words(seconds, words):
 
 
 def test_an_estimate_in_words():
-    assert in_words(Estimate(98.0, 1_230_000_000)) == "about 1 min 40 s and 1.2 GB"
+    assert in_words(Estimate(98.0, 1_230_000_000)) == "about 1 min 30 s and 1.2 GB"
+
+
+def test_the_share_of_a_time_follows_its_stages():
+    """A weight of a backward pass takes longer than one of a walk: half the weights need not be half the time."""
+    even, staged = Estimate(8.0, 1, weights=4), Estimate(8.0, 1, stages=((1, 2.0), (0, 9.0), (3, 6.0)))
+    assert [even.share(done) for done in (0, 1, 4, 9)] == [0.0, 0.25, 1.0, 1.0]
+    assert [staged.share(done) for done in (0, 1, 2, 4, 9)] == [0.0, 0.25, 0.5, 1.0, 1.0]
+    assert Estimate(8.0, 1).share(3) == 0.0, "nobody knows"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_progress_of_a_method_of_one_pass_counts_what_its_estimate_says(whole):
+    model = load_model("picture-classifier", device="cpu")
+    noise = np.random.default_rng(0).integers(0, 255, (112, 112, 3), dtype=np.uint8)
+    inputs = encode_image(model, Picture(noise, "noise", ""), side=112)
+    size, tokens = model_size(model), inputs.kept_tokens
+    for method, layers in (("cdam", 1), ("relevance", 12), ("gradient_rollout", 12), ("rollout", 0)):
+        run = forward_pass(model, inputs, whole=whole)
+        estimate = method_estimate(
+            size,
+            tokens,
+            RATE,
+            layers=layers,
+            walks=METHODS[method].walks,
+            shapes=[(6, tokens, tokens)] * 12,
+            by_blocks=not whole,
+        )
+        expected = sum(weights for weights, _ in estimate.stages)
+        found = counted(lambda: explain(method, run, class_logit(0)))  # noqa: B023
+        assert found == pytest.approx(expected, rel=0.02), method
+        assert estimate.seconds == sum(seconds for _, seconds in estimate.stages)
     assert bytes_in_words(0) == "1 MB"
     assert bytes_in_words(640e6) == "640 MB"
 

@@ -7,7 +7,7 @@ import io
 import json
 import re
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from analysis.evidence.sanity import ModelSensitivity, Randomised
 from analysis.evidence.targets import class_logit
 from dashboard import cached, charts, evidence_cache
 from dashboard.evidence_choices import Check, EvidenceChoices, evidence_params, read_evidence
+from dashboard.evidence_jobs import Jobs
 from dashboard.frame import signed_number
 from dashboard.views import evidence_trust
 from dashboard.views.evidence_tools import Answer
@@ -200,6 +201,28 @@ def test_curves_stand_beside_the_range_of_random_orders():
 def test_a_constant_map_has_no_correlation_in_the_square():
     assert signed_number(float("nan")) == "–"
     assert signed_number(-0.256) == "−0.26"
+
+
+def test_a_second_class_that_takes_long_is_computed_behind_the_page(monkeypatch):
+    """Of 15,000 patches relevance takes minutes: never where the page is drawn, and only where it was asked for."""
+    jobs, inline = Jobs(), []
+    monkeypatch.setattr(evidence_trust.evidence_cache, "jobs", lambda: jobs)
+    monkeypatch.setattr(evidence_trust.evidence_cache, "explained", lambda *_, **__: inline.append(1))
+    asked = lambda *_: jobs.request("it", lambda _: "map")  # noqa: E731
+    monkeypatch.setattr(evidence_trust.evidence_cache, "requested", asked)
+    subject: Any = SimpleNamespace(key="s", run=None)
+    answer = Answer(METHODS["relevance"], class_logit(1), None)  # type: ignore[arg-type]
+    for long, ask, expected in (
+        (True, False, (0, False)),
+        (True, True, (0, True)),
+        (False, False, (1, True)),
+    ):
+        monkeypatch.setattr(evidence_trust.evidence_cache, "takes_long", lambda _, long=long: long)
+        evidence_trust._other_map(subject, answer, class_logit(2), ask=ask)
+        assert (len(inline), jobs.find("it") is not None) == expected
+    job = jobs.find("it")
+    assert job is not None
+    assert job.wait(20)
 
 
 def test_the_cascade_is_a_line_a_method():

@@ -196,8 +196,10 @@ def test_work_on_pictures_gives_way_inside_a_pass(session, traced):
 def test_time_left_runs_down_between_two_reports():
     job = Job("a", began=100.0)
     job.done, job.moved = 0.25, 110.0
-    left = [long_runs._left(job, now) for now in (110.0, 115.0, 139.0, 200.0)]
+    left = [job.remaining(now) for now in (110.0, 115.0, 139.0, 200.0)]
     assert left == [30.0, 25.0, 1.0, 0.0]
+    job.waited = 6.0  # others had their turn: its own pace counts
+    assert job.remaining(110.0) == 12.0
     before = time.monotonic()
     job.report(0.5)
     assert job.moved >= before

@@ -446,14 +446,56 @@ def test_estimates_learn_from_what_runs_took():
     estimate = Estimate(10.0, 1)
     assert pace.expected("forward", estimate).seconds == 10.0
     pace.learn("forward", estimated=10.0, took=30.0)
-    assert pace.expected("forward", estimate).seconds == 30.0
+    assert pace.expected("forward", estimate).seconds == pytest.approx(10 * (5 + 30) / (5 + 10))
     pace.learn("forward", estimated=10.0, took=10.0)
-    assert pace.expected("forward", estimate).seconds == 20.0
+    assert pace.expected("forward", estimate).seconds == pytest.approx(10 * (5 + 15 + 10) / (5 + 5 + 10))
     pace.learn("forward", estimated=0.001, took=0.01)
-    assert pace.expected("forward", estimate).seconds == 20.0, "short runs tell little"
-    assert pace.expected("matrix", estimate).seconds == 10.0
+    assert pace.expected("forward", estimate).seconds == 15.0, "what took no time tells nothing"
+    assert pace.expected("matrix", estimate).seconds == 15.0, "as long as others did: the machine may be busy"
     pace.learn("matrix", estimated=1.0, took=1000.0)
-    assert pace.expected("matrix", estimate).seconds == 100.0
+    assert pace.expected("matrix", estimate).seconds == 100.0, "a run that was held up may not say everything"
+
+
+def test_a_short_first_run_tells_little_of_a_long_one():
+    """Of the first pass of a server much is start-up: an estimate of 1 s that took 7 s once made a minute seven."""
+    pace = long_runs.Pace()
+    pace.learn("forward", estimated=1.0, took=7.0)
+    assert pace.expected("forward", Estimate(60.0, 1)).seconds == 120.0
+    pace.learn("forward", estimated=60.0, took=60.0)
+    assert 60.0 < pace.expected("forward", Estimate(60.0, 1)).seconds < 65.0
+
+
+def test_an_explanation_of_one_pass_tells_how_far_it_is_and_gives_nothing_away(session, monkeypatch):
+    """Its passes hold the lock of the forward pass that others would want in their turn."""
+    monkeypatch.setattr(long_runs, "_STEP_SECONDS", 0.0)
+    lock, seen = Counted(), []
+    estimate = Estimate(8.0, 1, stages=((2, 2.0), (3, 6.0)))
+    monkeypatch.setattr(evidence_cache, "method_estimate", lambda *_: estimate)
+
+    def explain(*_: Any, **__: Any) -> str:
+        for _ in range(5):
+            seen.append((jobs.find(evidence_cache.job_key(chosen, "relevance", target)).done, lock.released))  # type: ignore[arg-type, union-attr]
+            worked(1)
+        return "found"
+
+    monkeypatch.setattr("analysis.evidence.methods.explain", explain)
+    run_ = SimpleNamespace(has_gradients=lambda target: known)
+    chosen: Any = SimpleNamespace(key="k", shared=SimpleNamespace(lock=lock), run=run_)
+    target: Any = SimpleNamespace(key=("class", 1))
+    monkeypatch.setattr(evidence_cache, "jobs", long_runs.jobs)
+    jobs, known = long_runs.jobs(), False
+    job = evidence_cache.requested(chosen, "relevance", target)
+    assert job.seconds == 8.0
+    assert job.wait(20)
+    assert [done for done, _ in seen] == pytest.approx([0.0, 0.125, 0.25, 0.5, 0.75])
+    assert {released for _, released in seen} == {0}
+    assert (job.answer, lock.locked()) == ("found", False)
+    jobs.forget(job.key)
+    seen.clear()
+    known = True  # the gradients are there: the walk alone is left
+    job = evidence_cache.requested(chosen, "relevance", target)
+    assert job.wait(20)
+    assert [done for done, _ in seen][:3] == pytest.approx([0.0, 1 / 3, 2 / 3])
 
 
 # The same numbers on both sides of the budget ----------------------------------------------------------------------
@@ -564,6 +606,19 @@ def test_a_rollout_row_is_the_same_on_both_sides_of_the_budget(session):
         cached.rollout_row("k", "encoder", 0, "mean", 0.5, 2, _maps=maps)
 
 
+def test_one_row_of_a_long_rollout_is_no_product_of_matrices(session, monkeypatch):
+    """Where the whole would fit, but take long: the chain's cost grows with N² and not with N³."""
+    maps = [drawn(60), drawn(60)]
+    options = {"part": "encoder", "fusion": "mean", "discard_ratio": 0.0, "last_layer": 1, "_maps": maps}
+    whole = cached.rolled_out("whole", **options)
+    monkeypatch.setattr(long_runs, "INLINE_SECONDS", -1.0)
+    monkeypatch.setattr(long_runs, "get_script_run_ctx", lambda: None)
+    row = cached.rollout_row("one", query=3, **options)
+    assert long_runs.kept().find(("rollout", "one", "encoder", "mean", 0.0, 1)) is None
+    np.testing.assert_allclose(row, whole[3], atol=1e-6)
+    np.testing.assert_array_equal(cached.rollout_row("whole", query=3, **options), whole[3])  # it is there
+
+
 def test_statistics_of_one_layer_and_of_all_at_once_are_the_same(session, monkeypatch):
     maps = [drawn(60), drawn(61), drawn(62)]
     one = cached.head_numbers("one", "encoder", 1, _maps=maps)
@@ -590,7 +645,10 @@ def test_a_streamed_overview_holds_the_largest_weight_of_each_block():
 
 def test_the_switch_is_told_in_one_line():
     words = streamed_note(21_317, 21_317**2 * 6 * 4, 256 * MIB)
-    assert words == "streamed: 21,317 positions, a full map would take 10.2 GiB, the budget is 256 MiB"
+    assert words == (
+        "streamed: 21,317 positions; the maps of all heads of a layer would take 10.2 GiB, one answer may take "
+        "256 MiB"
+    )
 
 
 # On the page -------------------------------------------------------------------------------------------------------

@@ -27,6 +27,9 @@ Row = int | Literal["first", "mean"]
 MOST_LEFT_OUT = 8
 """Most rows that a mean leaves out and is still taken as the mean over all less these: special tokens, registers."""
 
+OPERATIONS_PER_WEIGHT = 50
+"""Of the products of a whole rollout, in the time in which a chain makes one weight and carries a row over it."""
+
 POSITIVE_ONLY = "Positive only: what speaks against the target is cut off and not shown."
 
 
@@ -75,8 +78,8 @@ def rollout_row_map(
 ) -> Explanation:
     """Attention rollout of the encoder, or of the only stack (Abnar & Zuidema 2020, section 3.1).
 
-    Without ``discard_ratio`` it costs O(N) memory where N × N does not fit the budget, one row always; a mean over
-    rows then takes one more chain of products for each row that it leaves out.
+    Without ``discard_ratio`` it costs O(N) memory where N × N does not fit the budget or is slower, one row always;
+    a mean over rows then takes one more chain of products for each row that it leaves out.
 
     Args:
         fusion, discard_ratio, residual, start_layer: as for ``analysis.rollout.rollout``.
@@ -91,9 +94,10 @@ def rollout_row_map(
     view = view_of(run, row, maps[0].queries, "rollout")
     others = view.share.eq(0).nonzero()[:, 0].tolist()
     dense = maps[0].heads * maps[0].queries * maps[0].keys * 4
+    cheaper = (1 + len(others)) * maps[0].heads * OPERATIONS_PER_WEIGHT < maps[0].queries
     if view.index is not None and discard_ratio == 0.0:
         found = rollout_row(maps, view.index, fusion=fusion, residual=residual, start_layer=start_layer)
-    elif discard_ratio == 0.0 and not fits(dense) and len(others) <= MOST_LEFT_OUT:
+    elif discard_ratio == 0.0 and len(others) <= MOST_LEFT_OUT and (cheaper or not fits(dense)):
         every, *single = (
             rollout_row(maps, row, fusion=fusion, residual=residual, start_layer=start_layer)
             for row in (None, *others)

@@ -129,6 +129,8 @@ class Method:
         cannot: one sentence: what it cannot show.
         source: paper and section.
         options: what may be chosen of it.
+        gradients: of a method of one pass: whose it asks for, those down to its ``layer`` or of all layers.
+        walks: what it takes beside these, in passes over the weights of every layer that carry a row.
     """
 
     key: str
@@ -141,6 +143,8 @@ class Method:
     cannot: str
     source: str
     options: tuple[Option, ...] = ()
+    gradients: Literal["none", "layer", "all"] = "none"
+    walks: float = 0.0
 
     @property
     def tells_progress(self) -> bool:
@@ -366,6 +370,9 @@ _WINDOW = Option(
 _ATTENTION_BLIND = "It is the same for every class, and high attention need not mean influence."
 _POSITIVE_ONLY = "It shows no evidence against the target."
 
+GRADIENT_WALK = 2.7
+"""How long a pass over weights and their gradients takes, in passes that carry a row (1,025 to 4,097 positions)."""
+
 _ALL = (
     Method(
         "cdam",
@@ -378,6 +385,7 @@ _ALL = (
         cannot="It sees the last layer alone: what lower layers mixed into a token is credited to that token.",
         source="Brocki & Chung 2023, section 3",
         options=(_TOKEN_LAYER,),
+        gradients="layer",
     ),
     Method(
         "smooth_cdam",
@@ -414,6 +422,7 @@ _ALL = (
         cannot="One weight a feature for all tokens: it cannot tell two places with the same feature apart.",
         source="Selvaraju et al. 2017; on transformers as in Gildenblat's pytorch-grad-cam",
         options=(_TOKEN_LAYER, _VARIANT),
+        gradients="layer",
     ),
     Method(
         "attention_gradcam",
@@ -426,6 +435,7 @@ _ALL = (
         cannot="One layer alone, and one weight a head.",
         source="Selvaraju et al. 2017 on attention weights, as in Chefer et al. 2021a (baselines)",
         options=(_ATTENTION_LAYER, _ROW),
+        gradients="all",
     ),
     Method(
         "relevance",
@@ -438,6 +448,8 @@ _ALL = (
         cannot=_POSITIVE_ONLY,
         source="Chefer, Gur & Wolf 2021, equations 5 to 10",
         options=(_START_LAYER, _ROW),
+        gradients="all",
+        walks=GRADIENT_WALK,
     ),
     Method(
         "gradient_rollout",
@@ -450,6 +462,8 @@ _ALL = (
         cannot=_POSITIVE_ONLY,
         source="Gildenblat 2020 (vit-explain), with the right gradients; Abnar & Zuidema 2020",
         options=(_DISCARD, _START_LAYER, _ROW),
+        gradients="all",
+        walks=GRADIENT_WALK,
     ),
     Method(
         "rollout",
@@ -462,6 +476,7 @@ _ALL = (
         cannot=_ATTENTION_BLIND,
         source="Abnar & Zuidema 2020, section 3.1",
         options=(_FUSION, _DISCARD, _START_LAYER, _OWN_ROW),
+        walks=1.0,
     ),
     Method(
         "attention",

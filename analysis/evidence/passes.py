@@ -123,6 +123,10 @@ class ForwardPass:
         with torch.no_grad():
             return float(target.value(self.outputs)[0])
 
+    def has_gradients(self, target: Target) -> bool:
+        """Whether ``gradients`` of a target are there already."""
+        return target.key in self._kept
+
     def gradients(self, target: Target) -> Gradients:
         """Gradients of a target in every layer, by one backward pass; the last few targets are kept."""
         with self._lock:

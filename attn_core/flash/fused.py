@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,13 +23,21 @@ from attn_core.flash.scoring import Scoring
 from attn_core.flash.tiled import once_only, pieces, tiled_gradients
 from attn_core.functional import AttentionOutput, resolve_scale
 from attn_core.masks import MaskRule
-from attn_core.watching import worked
+from attn_core.watching import uncounted, worked
 
 STRIP_ROWS = 128
 """Queries of a strip where a rule leaves keys out: fewer waste less at the edge of a window, more run faster."""
 
 MASK_BYTES = 8 * 2**20
 """What the mask of a strip may take, as long as the strip has 16 queries."""
+
+PART_WEIGHTS = 2**26
+"""Weights of a thread after which whoever watches hears of a layer that needs no mask, about 0.3 s of work: larger
+layers come in parts."""
+
+BLOCK_ROWS, BLOCKED_ROWS = 256, 768
+"""The kernel works on so many queries at a time where it is given at least so many: parts that begin at multiples of
+the one and have as many as the other give the same numbers as the whole, bit for bit (PyTorch 2.13)."""
 
 LARGE_LSE = 32.0
 """Above it, float32 gradients are made by tiles: the kernel recomputes weights as exp(score − lse), and rounding the
@@ -109,6 +118,7 @@ class _Strip:
 
     Attributes:
         rows, columns: queries, and the keys that one of them may see.
+        heads: along the second axis of what ``_grouped`` makes; all but under the kernel's own causal mask.
         causal: the kernel's own causal mask, which starts at the top left: for Q = K alone.
         mask: (B·G or 1, H/G or 1, r or 1, c) added to the scores.
         empty: (B·G or 1, H/G or 1, r or 1) rows with nothing allowed; the kernel says nothing definite of these.
@@ -116,6 +126,7 @@ class _Strip:
 
     rows: slice
     columns: slice
+    heads: slice
     causal: bool = False
     mask: Tensor | None = None
     empty: Tensor | None = None
@@ -124,22 +135,45 @@ class _Strip:
     def size(self) -> int:
         return int(self.rows.stop - self.rows.start)
 
+    @property
+    def axis(self) -> int:
+        """Along which the answers of all strips are put together."""
+        return 1 if self.causal else 2
+
+    def of_queries(self, tensor: Tensor) -> Tensor:
+        """The part (…, h, r, …) of what has a number, or a vector, a query."""
+        return tensor[:, self.heads, self.rows]
+
+    def of_keys(self, tensor: Tensor) -> Tensor:
+        """The part (…, h, c, …) of what has a vector a key."""
+        return tensor[:, self.heads, self.columns]
+
+    def cleared(self, tensor: Tensor, number: float) -> Tensor:
+        """An answer (…, h, r) or (…, h, r, E) with ``number`` in the rows that see nothing."""
+        if self.empty is None:
+            return tensor
+        empty = self._own(self.empty)
+        return tensor.masked_fill(empty if tensor.ndim == empty.ndim else empty[..., None], number)
+
+    def _own(self, part: Tensor) -> Tensor:
+        """The own heads of a mask, where it tells heads apart."""
+        return part if part.shape[1] == 1 else part[:, self.heads]
+
     def options(self, scale: float) -> dict[str, Any]:
         """What the kernel takes beside tensors."""
-        mask = self.mask
-        mask = None if mask is None else mask.expand(-1, -1, self.size, -1)
+        mask = None if self.mask is None else self._own(self.mask).expand(-1, -1, self.size, -1)
         return {"dropout_p": 0.0, "is_causal": self.causal, "attn_mask": mask, "scale": scale}
 
 
 def _strips(query: Tensor, key: Tensor, scoring: Scoring) -> Iterator[_Strip]:
-    """The queries in as few strips as their masks allow."""
+    """The queries in as few strips as their masks, and whoever watches, allow."""
     rule, bias = scoring.rule, scoring.bias
     queries, keys = query.shape[2], key.shape[2]
     every, whole = slice(0, queries), slice(0, keys)
 
     def strip(rows: slice, columns: slice, causal: bool, mask: Tensor | None) -> _Strip:
-        empty = _empty(mask, causal)
-        return _Strip(rows, columns, causal, _per_group(mask, query, key), _per_group(empty, query, key))
+        empty = _per_group(_empty(mask, causal), query, key)
+        return _Strip(rows, columns, slice(None), causal, _per_group(mask, query, key), empty)
 
     # Of a causal call the kernel scales the −∞ of its own mask, which is NaN for a scale of 0 (PyTorch 2.13).
     plain = rule.causal and rule.window is None and not rule.has_pair_parts
@@ -148,12 +182,30 @@ def _strips(query: Tensor, key: Tensor, scoring: Scoring) -> Iterator[_Strip]:
     if rest.is_padding_alone and not _differs_by_row(bias):
         one = Cover.of(rest, queries=1, keys=keys)  # all queries see what one sees
         columns = whole if causal else one.columns_of(slice(0, 1))
-        yield strip(every, columns, causal, _mask(one, slice(0, 1), columns, query, bias))
+        undivided = strip(every, columns, causal, _mask(one, slice(0, 1), columns, query, bias))
+        yield from _parts(undivided, query, key)
         return
     known = Cover.of(rule, queries=queries, keys=keys)
     for rows in pieces(every, _strip_rows(known, query, bias)):
         columns = known.columns_of(rows)
         yield strip(rows, columns, False, _mask(known, rows, columns, query, bias))
+
+
+def _parts(strip: _Strip, query: Tensor, key: Tensor) -> Iterator[_Strip]:
+    """A strip of all queries in parts of about ``PART_WEIGHTS`` a thread: rows, or heads under a causal mask, which
+    has to start at the first query."""
+    most = PART_WEIGHTS * torch.get_num_threads()
+    (batch, heads, queries, _), groups, keys = query.shape, key.shape[1], key.shape[2]
+    if strip.causal:
+        items, count = (batch, heads) if groups == heads else (batch * groups, heads // groups)
+        step = max(1, most // max(1, items * queries * keys))
+        for start in range(0, count, step):
+            yield replace(strip, heads=slice(start, min(start + step, count)))
+        return
+    step = max(BLOCKED_ROWS, most // max(1, batch * heads * keys) // BLOCK_ROWS * BLOCK_ROWS)
+    edges = [*range(0, max(queries - step, 0) + 1, step), queries]  # the last part takes what is left
+    for start, stop in pairwise(edges):
+        yield replace(strip, rows=slice(start, stop))
 
 
 def _strip_rows(known: Cover, query: Tensor, bias: Bias | None) -> int:
@@ -246,28 +298,24 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 def _forward(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
     """Context (B, H, Q, E) in value's dtype, lse (B, H, Q) at least float32."""
     queries, keys, values = _grouped(query, key, value)
-    contexts, lses = [], []
+    contexts, lses, axis = [], [], 2
     for strip in _strips(query, key, scoring):
-        part, columns = queries[:, :, strip.rows], strip.columns
-        if columns.start == columns.stop:
+        part, axis = strip.of_queries(queries), strip.axis
+        if strip.columns.start == strip.columns.stop:
             context = torch.zeros_like(part)
             lse = part.new_full(
                 part.shape[:3], -math.inf, dtype=torch.promote_types(part.dtype, torch.float32)
             )
         else:
             context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                part, keys[:, :, columns], values[:, :, columns], **strip.options(scoring.scale)
+                part, strip.of_keys(keys), strip.of_keys(values), **strip.options(scoring.scale)
             )
-        if strip.empty is not None:
-            context = context.masked_fill(strip.empty[..., None], 0.0)
-            lse = lse.masked_fill(strip.empty, -math.inf)
-        contexts.append(context)
-        lses.append(lse)
-        worked(query.shape[0] * query.shape[1] * strip.size * key.shape[2])
-    shape = query.shape[:3]
-    context = contexts[0] if len(contexts) == 1 else torch.cat(contexts, 2)
-    lse = lses[0] if len(lses) == 1 else torch.cat(lses, 2)
-    return context.reshape(*shape, value.shape[3]), lse.reshape(shape)
+        contexts.append(strip.cleared(context, 0.0))
+        lses.append(strip.cleared(lse, -math.inf))
+        worked(lse.numel() * key.shape[2])
+    context = contexts[0] if len(contexts) == 1 else torch.cat(contexts, axis)
+    lse = lses[0] if len(lses) == 1 else torch.cat(lses, axis)
+    return context.reshape(*query.shape[:3], value.shape[3]), lse.reshape(query.shape[:3])
 
 
 class _Fused(torch.autograd.Function):
@@ -309,7 +357,8 @@ def _around_mean(
     if not scoring.rule.is_trivial:
         return None
     centred = key - key.mean(2, keepdim=True)
-    context, lse = _forward(query, centred, value, scoring)
+    with uncounted():  # the backward pass counts once
+        context, lse = _forward(query, centred, value, scoring)
     return None if _is_rounded(lse, query.dtype) else (centred, value, context, lse)
 
 
@@ -337,26 +386,29 @@ def _gradients(
     lse = lse.masked_fill(torch.isneginf(lse), math.inf).reshape(
         queries.shape[:3]
     )  # exp(−∞ − ∞) = 0: empty rows
-    of_queries = []
+    of_queries, axis = [], 2
     of_key, of_value = (tensor.new_zeros(tensor.shape, dtype=lse.dtype) for tensor in (key, value))
     for strip in _strips(query, key, scoring):
-        rows, columns = strip.rows, strip.columns
-        if columns.start == columns.stop:
-            of_queries.append(torch.zeros_like(queries[:, :, rows]))
-            continue
-        parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            of_context[:, :, rows],
-            queries[:, :, rows],
-            keys[:, :, columns],
-            values[:, :, columns],
-            context[:, :, rows],
-            lse[:, :, rows],
-            **strip.options(scoring.scale),
-        )
-        of_queries.append(parts[0])
-        worked(0)  # counted in the forward pass; this lets a watcher stop
-        for whole, part in ((of_key, parts[1]), (of_value, parts[2])):
-            shared = part.reshape(*key.shape[:2], -1, *part.shape[2:])  # (B, G, H/G, c, D)
-            whole[:, :, columns] += shared.sum(2) if shared.shape[2] > 1 else shared[:, :, 0]
-    of_query = of_queries[0] if len(of_queries) == 1 else torch.cat(of_queries, 2)
+        part, axis = strip.of_queries(queries), strip.axis
+        if strip.columns.start == strip.columns.stop:
+            of_queries.append(torch.zeros_like(part))
+        else:
+            of_part, of_keys, of_values = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                strip.of_queries(of_context),
+                part,
+                strip.of_keys(keys),
+                strip.of_keys(values),
+                strip.of_queries(context),
+                strip.of_queries(lse),
+                **strip.options(scoring.scale),
+            )
+            of_queries.append(of_part)
+            for whole, found in ((of_key, of_keys), (of_value, of_values)):
+                if key.shape[1] == query.shape[1]:
+                    strip.of_keys(whole).add_(found)
+                else:
+                    shared = found.reshape(*key.shape[:2], -1, *found.shape[2:])  # (B, G, h, c, D)
+                    whole[:, :, strip.columns] += shared.sum(2)
+        worked(part.shape[0] * part.shape[1] * strip.size * key.shape[2])
+    of_query = of_queries[0] if len(of_queries) == 1 else torch.cat(of_queries, axis)
     return of_query.reshape(query.shape), of_key.to(key.dtype), of_value.to(value.dtype)

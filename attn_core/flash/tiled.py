@@ -22,7 +22,7 @@ from attn_core.flash.cover import Cover
 from attn_core.flash.scoring import Scoring
 from attn_core.functional import AttentionOutput, resolve_scale
 from attn_core.masks import MaskRule
-from attn_core.watching import worked
+from attn_core.watching import uncounted, worked
 
 BLOCK = 128
 """Queries and keys of the tiles in which a predicate's empty ones are looked for."""
@@ -284,7 +284,9 @@ def tiled_gradients(
     if tile is None:
         tile = tile_size(query.shape[0] * query.shape[1], query.device, rule=scoring.rule)
     walk = _Pass.of(query, key, value, scoring, tile)
-    outcome = _forward(walk) if outcome is None else outcome
+    if outcome is None:
+        with uncounted():  # the backward pass counts once
+            outcome = _forward(walk)
     of_context = torch.zeros_like(outcome.context) if of_context is None else of_context
     of_query = query.new_empty(query.shape)
     of_key, of_value = (
@@ -303,7 +305,7 @@ def tiled_gradients(
         share = (pull * walk.fold(outcome.context[:, :, rows])).sum(-1, keepdim=True)
         share = share if of_lse is None else share - walk.fold(of_lse[:, :, rows, None])
         pull, share = pull / divisor, share / divisor  # here and not in each tile, whose powers are undivided
-        of_strip = torch.zeros_like(strip)
+        of_strip, done = torch.zeros_like(strip), 0
         for columns, allowed in walk.tiles(rows):
             keys, values = walk.keys_of(key, columns), walk.keys_of(value, columns)
             scores, slope = walk.scores(strip, keys, rows, columns, allowed)
@@ -315,7 +317,9 @@ def tiled_gradients(
             of_scores = of_scores if slope is None else of_scores.mul_(slope)
             of_strip.baddbmm_(of_scores, keys)
             of_key[:, columns].baddbmm_(of_scores.mT, strip)  # strip is scaled already
-            worked(0)  # counted when the tiles were first made; this lets a watcher stop
+            walk.tell(rows, _length(columns))
+            done += _length(columns)
+        walk.tell(rows, key.shape[2] - done)
         of_query[:, :, rows] = walk.unfold(of_strip * scoring.scale).to(query.dtype)
         sinks = walk.sinks(rows)
         if of_sinks is not None and sinks is not None:

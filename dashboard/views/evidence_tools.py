@@ -18,6 +18,7 @@ from dashboard.boundary import known_sentence, tell_error
 from dashboard.evidence_choices import EvidenceChoices, MethodOptions
 from dashboard.evidence_jobs import Job
 from dashboard.frame import literal, note, polled, signed_number, waiting_view
+from dashboard.long_runs import stage_in_words
 from dashboard.selection import bound, choose_evidence
 from dashboard.views.evidence_options import option_tools, option_words
 
@@ -207,17 +208,16 @@ def _any_ended(active: Sequence[tuple[str, Job]]) -> bool:
 def _watch(key: str, active: Sequence[tuple[str, Job]]) -> None:
     for _, job in active:
         job.watch()
-    done = sum(job.done for _, job in active) / len(active)
-    running = next((title for title, job in active if job.state == "running"), active[0][0])
-    rest = len(active) - 1
-    words = f"{running}: {done:.0%}" if not rest else f"{running} and {rest} more: {done:.0%}"
+    title, running = next((each for each in active if each[1].state == "running"), active[0])
+    rest = sum(job.active for _, job in active) - running.active
+    words = f"{title}: {stage_in_words(running)}" + (f"; then {rest} more" if rest else "")
     with st.container(horizontal=True, vertical_alignment="center", key=f"{key}_progress"):
-        st.progress(done, text=words)
+        st.progress(running.done, text=words)
         st.button(
             "Stop",
             key=f"{key}_stop",
             on_click=partial(_stop, [job for _, job in active]),
-            help="Stops at the next pass; what is ready stays",
+            help="Stops within a second or so; what is ready stays",
         )
 
 

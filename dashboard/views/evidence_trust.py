@@ -222,10 +222,10 @@ def _maker(answer: Answer) -> Callable[[ForwardPass], Explanation]:
 def _other_map(
     subject: evidence_cache.Subject, answer: Answer, runner_up: Target | None, *, ask: bool
 ) -> tuple[Explanation | None, Job | None]:
-    """The method's map for the runner-up: at once where it takes one pass, else where it was asked for."""
+    """The method's map for the runner-up: at once where that does not take long, else where it was asked for."""
     if runner_up is None or not answer.method.uses_target:
         return None, None
-    if answer.method.cost == "shared":
+    if answer.method.cost == "shared" and not evidence_cache.takes_long(subject):
         found = evidence_cache.explained(
             subject.key,
             answer.method.key,

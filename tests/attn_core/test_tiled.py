@@ -97,12 +97,19 @@ def test_tiles_have_the_gradients_of_the_formula(drawn: Drawn) -> None:
         assert_close(ours, theirs, atol=1e-10, rtol=1e-9)
 
 
+def in_strips(patch: pytest.MonkeyPatch, rows: int) -> None:
+    """Let the kernel have so many queries, and one head under its own causal mask, at a time."""
+    patch.setattr(fused, "_strip_rows", lambda *_: rows)
+    patch.setattr(fused, "PART_WEIGHTS", 1)
+    patch.setattr(fused, "BLOCKED_ROWS", rows)
+
+
 @settings(max_examples=40)
 @given(drawn_layers(fused_too=True), st.integers(1, 9))
 def test_strips_of_the_fused_kernel_have_the_gradients_of_the_formula(drawn: Drawn, rows: int) -> None:
     expected = with_gradients(drawn, attention)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_strip_rows", lambda *_: rows)
+        in_strips(patch, rows)
         found = with_gradients(
             drawn, lambda *inputs, **options: flash_attention(*inputs, **options, impl="fused")
         )
@@ -116,7 +123,7 @@ def test_the_fused_kernels_own_backward_pass_is_right(drawn: Drawn, rows: int) -
     """Without a gradient of the log-sum-exp, for which tiles step in."""
     results = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_strip_rows", lambda *_: rows)
+        in_strips(patch, rows)
         for impl in ("reference", "fused"):
             inputs = [tensor.clone().requires_grad_() for tensor in drawn.inputs]
             context = flash_attention(*inputs, **drawn.options, impl=impl).context
@@ -344,6 +351,45 @@ def test_all_weights_are_told_to_whoever_watches(name: str, impl: str) -> None:
         flash_attention(query, key, value, rule=MASKS[name](n), impl=impl)
     assert sum(seen) == 2 * n * n
     assert min(seen) >= 0
+
+
+@pytest.mark.parametrize("impl", ["tiled", "fused"])
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_a_backward_pass_tells_all_weights_once_more(name: str, impl: str, size: float) -> None:
+    """Also where large scores let it make the forward pass again (``fused.LARGE_LSE``)."""
+    n = 300
+    inputs = [(size * torch.randn(1, 2, n, 4)).requires_grad_() for _ in range(3)]
+    context = flash_attention(*inputs, rule=MASKS[name](n), impl=impl).context
+    seen: list[int] = []
+    with watching(seen.append):
+        torch.autograd.grad(context.sum(), inputs)
+    assert sum(seen) == 2 * n * n
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("groups", [3, 1])
+def test_a_large_layer_is_told_of_in_parts_and_stays_the_same_to_the_last_bit(
+    causal: bool, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes other blocks of queries below 768 of them, which would round otherwise."""
+    n, rule = 1700, MaskRule(causal=causal)
+    inputs = [torch.randn(1, heads, n, 8).requires_grad_() for heads in (3, groups, groups)]
+    whole = flash_attention(*inputs, rule=rule, impl="fused")
+    expected = torch.autograd.grad(whole.context.square().sum(), inputs)
+    monkeypatch.setattr(fused, "PART_WEIGHTS", 1)
+    seen: list[int] = []
+    with watching(seen.append):
+        parts = flash_attention(*inputs, rule=rule, impl="fused")
+        found = torch.autograd.grad(parts.context.square().sum(), inputs)
+    assert len(seen) == 2 * (3 if causal else 2)
+    assert sum(seen) == 2 * 3 * n * n
+    assert torch.equal(parts.context, whole.context)
+    assert torch.equal(parts.lse, whole.lse)
+    for ours, theirs in zip(
+        found, expected, strict=True
+    ):  # a key's sum over queries is rounded in another order
+        assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("impl", ["tiled", "fused"])

@@ -11,7 +11,7 @@ from torch import nn
 from attn_core.budget import MEMORY_BUDGET, budget_bytes, check_fits, fits, memory_budget
 from attn_core.errors import MemoryBudgetError
 from attn_core.seam import model_attention
-from attn_core.watching import watching, worked
+from attn_core.watching import uncounted, watching, worked
 
 
 def test_work_is_told_to_the_watcher_of_its_own_thread_alone() -> None:
@@ -31,6 +31,17 @@ def test_an_inner_watcher_does_not_hide_the_outer() -> None:
     with watching(outer.append), watching(inner.append):
         worked(2)
     assert (outer, inner) == ([2], [2])
+
+
+def test_what_is_counted_elsewhere_is_heard_of_all_the_same() -> None:
+    seen: list[int] = []
+    with watching(seen.append):
+        with uncounted():
+            worked(2)
+        worked(3)
+    with uncounted():
+        worked(4)  # nobody watches
+    assert seen == [0, 3]
 
 
 def test_what_a_watcher_raises_stops_a_layer() -> None:

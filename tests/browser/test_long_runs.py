@@ -34,7 +34,7 @@ def page(watched_page: WatchedPage, app_server: Any) -> Iterator[Page]:
 
 
 def test_a_pass_over_a_large_picture_is_told_stopped_and_left(page: Page, app_server: Any):
-    """More than ten thousand positions take long on any machine of today."""
+    """More than ten thousand positions take long on any machine of today. The page around them stays as it is."""
     from playwright.sync_api import expect
 
     page.goto(f"{app_server.url}/image?v=1&model={VIT_S14.name}&sample=astronaut&side=1904&view=attention")
@@ -47,8 +47,14 @@ def test_a_pass_over_a_large_picture_is_told_stopped_and_left(page: Page, app_se
     if start.is_visible():
         start.click()
     expect(stop).to_be_visible(timeout=MINUTES)
+    expect(page.locator(".as-title")).to_contain_text("1,904 × 1,904 px")
+    expect(page.locator(".as-title")).to_contain_text("136 × 136 patches")
+    page.get_by_role("radio", name="Rollout", exact=True).click()
+    expect(page).to_have_url(re.compile("view=rollout"), timeout=MINUTES)
+    expect(stop).to_be_visible(timeout=MINUTES)
+    expect(page.get_by_text(re.compile(r"^([2-9]|[1-9]\d)%, about .* left$"))).to_be_visible(timeout=MINUTES)
     stop.click()
-    expect(page.get_by_role("button", name="Start again", exact=True)).to_be_visible(timeout=MINUTES)
+    expect(page.get_by_role("button", name="Start again", exact=True)).to_be_visible(timeout=10_000)
     expect(stop).to_be_hidden(timeout=MINUTES)
     page.get_by_role("radio", name="224 px").or_(page.get_by_role("button", name="224 px")).first.click()
     expect(page.locator(".as-title")).to_contain_text("224 × 224 px", timeout=MINUTES)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
+from analysis.evidence import attention as evidence_attention
 from analysis.evidence.attention import (
     attention,
     attention_flow,
@@ -382,6 +383,16 @@ def test_wrong_options_say_what_is_wanted(call, message):
     run, _ = picture_run()
     with pytest.raises(ValueError, match=message):
         call(run)
+
+
+def test_a_mean_over_the_rows_of_a_long_input_is_a_chain(monkeypatch):
+    run = run_with(random_attention(3, 2, 9, 0))
+    whole = rollout_row_map(run, row="mean")
+    monkeypatch.setattr(evidence_attention, "OPERATIONS_PER_WEIGHT", 0)  # as if the input were long
+    monkeypatch.setattr(evidence_attention, "rollout", None)  # no product of matrices
+    chain = rollout_row_map(run, row="mean")
+    assert chain.scores.abs().max() > 0
+    assert_close(chain.scores, whole.scores, atol=1e-6, rtol=1e-5)
 
 
 def test_maps_that_are_not_over_the_inputs_positions_are_refused():

@@ -154,7 +154,7 @@ def heads_provenance(
             "thresholds": moved or None,
             "importance": None if choices.worth == "none" else choices.worth,
         },
-        notes=(*figure.notes, *notes),
+        notes=notes,  # its own are among the words of what it shows
     )
 
 

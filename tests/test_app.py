@@ -30,7 +30,7 @@ from dashboard.provenance import VERSION
 from dashboard.selection import ModelChoice
 from dashboard.sources import LayerGrid
 from dashboard.views import text_evidence_document, text_head
-from dashboard.warmup import LoadJob
+from dashboard.warmup import LoadJob, ModelRequest
 from tests.sample_figures import provenance
 from tests.tiny_models import BY_NAME
 
@@ -527,7 +527,7 @@ def test_a_device_that_is_not_there_is_told_and_the_setting_named(model_folders,
 
 def test_a_load_that_does_not_end_is_told_and_does_not_hold_the_page(monkeypatch):
     at = opened()
-    stuck = LoadJob(("some-one/stuck", None), stage="loading weights", patience=0.0)
+    stuck = LoadJob(ModelRequest("some-one/stuck"), stage="loading weights", patience=0.0)
     monkeypatch.setitem(cached.loader()._jobs, stuck.key, stuck)
     chosen = at.session_state["selection"]
     model = ModelChoice("some-one/stuck")
@@ -599,6 +599,14 @@ def test_a_causal_model_shows_its_decoder(model_folders):
     header, arrays = component(at, "head_view")
     assert header["attention"] == "decoder"
     assert np.triu(arrays["weights"][0, 0].astype(int), 1).sum() == 0
+
+
+def test_the_rollout_of_a_decoder_is_that_of_its_last_token(model_folders):
+    """Its first token sees itself alone: that row would be one coloured token for every text."""
+    at = folder_opened("text", "gpt2", v="1", view="rollout", t="hello world, we say hello")
+    header, arrays = component(at, "token_strip")
+    assert header["state"]["source"] == len(arrays["scores"]) - 1 > 3
+    assert (arrays["scores"] > 0).all()
 
 
 def test_shared_key_value_heads_are_marked(model_folders):

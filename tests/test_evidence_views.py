@@ -219,6 +219,17 @@ def test_the_chart_names_the_strongest_words_of_each_method_with_their_sign():
     assert min(positive.data[0].x) >= 0
 
 
+def test_the_same_word_twice_among_the_strongest_is_told_apart_by_its_place():
+    """A document says "useless" in many places; bars of one name could not be found again."""
+    texts = ["useless", *["and"] * 1200, "useless", "cold"]
+    view = words(
+        tokens=tuple(TokenLabel(text, text) for text in texts),
+        scores=np.array([[0.2, *[0.0] * 1200, 0.1, 0.3]] * 2, np.float32),
+    )
+    chart = strongest_words_chart(view, 0, count=3)
+    assert list(chart.layout.yaxis.ticktext) == ["1,201 useless ", "0 useless ", "cold "]
+
+
 # Choices and links -------------------------------------------------------------------------------------------------
 
 indices = st.one_of(st.none(), st.integers(0, 999))
@@ -384,6 +395,19 @@ def test_a_job_that_waits_for_its_turn_stops_at_once():
     assert (waiting.state, running.active) == ("stopped", True)
     going.set()
     assert running.wait(10)
+
+
+def test_the_end_of_the_server_stops_what_runs_and_what_waits():
+    def work(progress: Any) -> None:
+        started.set()
+        while True:
+            progress(0.1)
+
+    jobs, started = Jobs(), threading.Event()
+    running, waiting = jobs.request("a", work), jobs.request("b", lambda progress: "never")
+    assert started.wait(10)
+    jobs.close()
+    assert (running.state, waiting.state) == ("stopped", "stopped")
 
 
 def test_a_job_that_fails_keeps_its_error():

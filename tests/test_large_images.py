@@ -12,6 +12,7 @@ from PIL import Image
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from analysis.catalogue import VIT_S14, is_installed
 from analysis.evidence import passes
 from analysis.evidence.blocks import Chain, block_names, chain_bytes, graph_bytes, small_inputs
 from analysis.evidence.methods import explain
@@ -24,9 +25,13 @@ from analysis.models import load_model
 from analysis.rollout import rollout_row
 from attn_core.budget import memory_budget
 from attn_core.errors import MemoryBudgetError, UnsupportedModelError
+from dashboard import long_runs
+from dashboard.evidence_jobs import Jobs
 from dashboard.figures import PICTURE_PIXELS, patch_map_payload, unpack
+from dashboard.kept import Kept
 from dashboard.selection import default_selection, from_query, to_query
 from tests.input_helpers import BERT, GPT2, byte_level, loaded, word_piece
+from tests.test_app import opened, shown
 from tests.tiny_models import BY_NAME
 
 TEXT = "The film is not bad, surprisingly, and the house is old."
@@ -366,3 +371,41 @@ def test_a_large_picture_comes_with_its_own_pixels_and_a_small_one_once():
     decoded = np.asarray(Image.open(io.BytesIO(arrays["sharp"].tobytes())))
     assert decoded.shape == smooth.shape
     assert np.abs(decoded.astype(int) - smooth).mean() < 4
+
+
+# The page around a long pass ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not is_installed(VIT_S14), reason="bundled models are not installed; run make bundled")
+def test_the_page_around_a_long_pass_is_there_before_its_view(monkeypatch):
+    """Title, the switch of views and the link: before the pass, and where the view itself has to wait."""
+    jobs, kept = Jobs(), Kept(lambda: 2**40)
+    monkeypatch.setattr(long_runs, "jobs", lambda: jobs)
+    monkeypatch.setattr(long_runs, "kept", lambda: kept)
+    monkeypatch.setattr(long_runs, "INLINE_SECONDS", -1.0)
+    monkeypatch.setattr(long_runs, "OFFER_SECONDS", -1.0)
+    at = opened("image")
+
+    def start():
+        (button,) = (button for button in at.button if button.label == "Compute")
+        return button
+
+    def expect_around(words):
+        assert words in "".join(element.value for element in at.markdown)
+        assert "336 × 224 px" in shown(at)
+        assert "16 × 24 patches" in shown(at)
+        assert start().key.endswith("_start")
+
+    expect_around("One forward pass over 385 positions")
+    at.button_group(key="image_view").set_value("rollout").run()
+    assert at.query_params["view"] == "rollout"
+    expect_around("One forward pass over 385 positions")
+    start().click().run()
+    (job,) = jobs._jobs.values()
+    assert job.wait(60)
+    monkeypatch.setattr(long_runs, "INLINE_SECONDS", 2.0)
+    at.button_group(key="image_view").set_value("attention").run()
+    monkeypatch.setattr(long_runs, "INLINE_SECONDS", -1.0)
+    at.button_group(key="image_view").set_value("rollout").run()
+    expect_around("rollout")
+    assert "Resized from 451 × 300" in shown(at), "what is told of the picture stands below"

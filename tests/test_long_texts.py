@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from transformers import masking_utils
 
 import tests.input_helpers as tiny
+from analysis.catalogue import MINILM, is_installed
 from analysis.evidence.document import explain_document
 from analysis.evidence.methods import explain
 from analysis.evidence.passes import forward_pass
@@ -27,10 +28,13 @@ from analysis.inputs import encode_text
 from analysis.models import LoadedModel
 from analysis.reading import encode_document
 from attn_core.factored import FactoredMap
-from dashboard import text_reading
+from dashboard import long_runs, text_reading
 from dashboard.document_places import part_of, places_of
+from dashboard.evidence_jobs import Jobs
+from dashboard.kept import Kept
 from dashboard.selection import TextReading
 from tests.capture_helpers import captured
+from tests.test_app import opened, shown
 from tests.tiny_models import ARCHITECTURES
 
 REPOSITORY = Path(__file__).parent.parent
@@ -246,6 +250,20 @@ def test_what_ignores_the_target_is_said_by_the_window_that_owns_a_token(classif
         assert score == pytest.approx(float(runs[owner].scores[inside]))
 
 
+def test_scores_of_a_pair_in_windows(classifier: LoadedModel) -> None:
+    """The text that every window has: the sum over the windows for a target, their mean for what ignores it."""
+    inputs = encode_document(classifier, "the house", TEXT, window=16)
+    reading = inputs.reading
+    assert reading is not None
+    runs = [forward_pass(classifier, window) for window in reading.windows]
+    for method, target, weight in (("input_x_gradient", class_logit(2), 1.0), ("rollout", None, 1.0)):
+        found = explain_document(method, classifier, inputs, target)
+        each = [explain(method, run, target) for run in runs]
+        of_the = [float(one.scores[one.positions.tolist().index(1)]) for one in each]
+        assert len(set(of_the)) > 1
+        assert float(found.scores[0]) == pytest.approx(weight * sum(of_the) / len(of_the))
+
+
 def test_a_text_that_goes_in_at_once_is_no_document(classifier: LoadedModel) -> None:
     inputs = encode_document(classifier, "the house")
     with pytest.raises(ValueError, match="must be read in windows but go in at once; use explain"):
@@ -275,13 +293,37 @@ def test_how_a_long_text_is_read_can_be_chosen(classifier: LoadedModel) -> None:
     assert encoded(TextReading(stride=999)).reading.stride == 62
 
 
-def test_a_short_text_or_a_pair_leaves_nothing_to_choose(classifier: LoadedModel) -> None:
-    key = ("tiny", "1")
-    assert text_reading.long_text(key, "the house", _model=classifier) is None
+def test_a_short_text_leaves_nothing_to_choose(classifier: LoadedModel) -> None:
+    assert text_reading.long_text("tiny", "the house", None, _model=classifier) is None
     assert text_reading.encode(classifier, "the house", None, TextReading("alone", alone=3)).kept_tokens == 5
-    pair = text_reading.encode(classifier, TEXT * 4, "the house", TextReading())
-    assert pair.reading is None
-    assert pair.kept_tokens == 64
+
+
+def test_the_longer_text_of_a_pair_is_read_in_windows(classifier: LoadedModel) -> None:
+    found = text_reading.long_text("tiny", "the house", TEXT * 4, _model=classifier)
+    assert found is not None
+    assert (found.windowed, found.cut, found.shared) == (
+        True,
+        1,
+        6,
+    )  # [CLS] the house . [SEP] and the last [SEP]
+    pair = text_reading.encode(classifier, "the house", TEXT * 4, TextReading())
+    assert pair.reading is not None
+    assert (pair.kept_tokens, len(pair.reading.windows)) == (found.tokens, len(found.starts(TextReading())))
+    first = text_reading.encode(classifier, "the house", TEXT * 4, TextReading("first"))
+    assert (first.reading, first.kept_tokens, first.total_tokens) == (None, 64, found.tokens)
+    alone = text_reading.encode(classifier, "the house", TEXT * 4, TextReading("alone", alone=1))
+    assert alone.digest == pair.reading.windows[1].digest
+    swapped = text_reading.long_text("tiny", TEXT * 4, "the house", _model=classifier)
+    assert swapped is not None
+    assert swapped.cut == 0
+
+
+def test_a_pair_of_two_long_texts_is_cut(classifier: LoadedModel) -> None:
+    found = text_reading.long_text("tiny", TEXT * 2, TEXT * 4, _model=classifier)
+    assert found is not None
+    assert not found.windowed
+    pair = text_reading.encode(classifier, TEXT * 2, TEXT * 4, TextReading())
+    assert (pair.reading, pair.kept_tokens) == (None, 64)
 
 
 def test_a_model_that_takes_it_at_once_may_still_read_it_in_windows(tmp_path: Path) -> None:
@@ -290,7 +332,7 @@ def test_a_model_that_takes_it_at_once_may_still_read_it_in_windows(tmp_path: Pa
     tokenizer.model_max_length = 4096
     model = tiny.loaded(tmp_path, "BertModel", "BertConfig", tokenizer, **options)
     text = TEXT * 16
-    found = text_reading.long_text((model.name, model.revision), text, _model=model)
+    found = text_reading.long_text(model.identity, text, None, _model=model)
     assert found is not None
     assert found.fits
     assert text_reading.encode(model, text, None, TextReading()).reading is None
@@ -309,6 +351,24 @@ def _labels(text: str) -> list[TokenLabel]:
         TokenLabel(word.removeprefix("~"), word, continues=word.startswith("~")) for word in text.split()
     ]
     return [TokenLabel("[CLS]", "[CLS]", special=True), *words, TokenLabel("[SEP]", "[SEP]", special=True)]
+
+
+@pytest.mark.skipif(not is_installed(MINILM), reason="bundled models are not installed; run make bundled")
+def test_the_page_around_a_long_pass_is_there_before_its_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Title, the switch of views and the link, while the pass waits to be started."""
+    jobs, kept = Jobs(), Kept(lambda: 2**40)
+    monkeypatch.setattr(long_runs, "jobs", lambda: jobs)
+    monkeypatch.setattr(long_runs, "kept", lambda: kept)
+    monkeypatch.setattr(long_runs, "INLINE_SECONDS", -1.0)
+    monkeypatch.setattr(long_runs, "OFFER_SECONDS", -1.0)
+    at = opened("text")
+    for view in ("head", "rollout"):
+        at.button_group(key="text_view").set_value(view).run()
+        assert not at.exception
+        assert at.query_params["view"] == view
+        assert "BERT all-MiniLM-L6-v2" in shown(at)
+        assert any("One forward pass over" in element.value for element in at.markdown)
+        assert [button.label for button in at.button].count("Compute") == 1
 
 
 def test_words_are_found_where_they_begin() -> None:

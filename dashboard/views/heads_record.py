@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.figure_data import Floats, HeadGrid, HeadStatistic
+from analysis.visible import counted
 from dashboard import cached, evidence_cache, heads_cache, long_runs
 from dashboard.evidence_jobs import Job
 from dashboard.frame import note, polled
@@ -33,7 +34,7 @@ SAMPLES = 200
 """Samples of the bootstrap."""
 
 FEW = 5
-"""Inputs below which a bootstrap says nothing."""
+"""Independent inputs below which a bootstrap says nothing."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,9 @@ def head_grid_record(
         return classify_heads(found, picture=board.picture, rules=rules)
 
     classes = classified(values)
-    key = cached.digest(board.traced.model.name, board.traced.model.revision, material.key, board.part)
-    stable, intervals = _uncertain(key, table, classified, classes, values)
+    key = cached.digest(board.traced.model.identity, material.key, board.part)
+    independent = table.inputs if material.independent is None else min(material.independent, table.inputs)
+    stable, intervals = _uncertain(key, table, classified, classes, values, independent=independent)
     with threshold_place:
         if not kovaleva:
             heads_shows.thresholds(board.page, choices, classes)
@@ -102,6 +104,8 @@ def head_grid_record(
         told.append(
             "One input is no evidence of what a head is for, only of what it does here. Take a corpus above."
         )
+    if material.independent is not None:
+        told.append(independence_in_words(table.inputs, material.independent))
     numbers = (*_importance(board, choices, table.shape), *_numbers(table, intervals, values))
     only = None if choices.classes is None else tuple(
         index for index, key in enumerate(classes.keys) if key in choices.classes
@@ -120,7 +124,7 @@ def head_grid_record(
         stable=stable,
         shown=only,
         marked=marked,
-        title=f"{material.title} · {survey.tokens:,} {'positions' if board.picture else 'tokens'}",
+        title=f"{material.title} · {material.tokens or survey.tokens:,} {'positions' if board.picture else 'tokens'}",
         kind=board.part,
         notes=(*told, *survey.notes),
         hues=() if kovaleva else _hues(classes.keys, picture=board.picture),
@@ -148,17 +152,36 @@ def _fitting(choices: HeadsChoices) -> dict[str, float]:
     return {key: value for key, value in choices.thresholds if key in PATTERNS}
 
 
+def independence_in_words(windows: int, independent: int) -> str:
+    """What the windows of a document tell of uncertainty."""
+    if independent < FEW:
+        return (
+            f"No 95 % intervals: the text holds {counted(independent, 'window')} side by side, and below {FEW} "
+            "independent inputs they say nothing."
+        )
+    return (
+        f"95 % intervals count {independent:,} independent inputs: so many of the {windows:,} windows stand side by "
+        "side without sharing a token."
+    )
+
+
 def _uncertain(
     key: str,
     table: HeadTable,
     classified: Callable[[Mapping[str, Any]], HeadClasses],
     classes: HeadClasses,
     values: Mapping[str, Any],
+    *,
+    independent: int,
 ) -> tuple[Floats | None, dict[str, tuple[Floats, Floats]]]:
-    """How often each head keeps its class over samples of the inputs, and 95 % intervals of the statistics."""
-    if table.inputs < FEW:
+    """How often each head keeps its class over samples of the inputs, and 95 % intervals of the statistics.
+
+    Args:
+        independent: how many of the inputs share nothing with another one; a sample holds so many.
+    """
+    if independent < FEW:
         return None, {}
-    drawn = heads_cache.resampled(key, table.inputs, SAMPLES, _table=table)
+    drawn = heads_cache.resampled(key, table.inputs, independent, SAMPLES, _table=table)
     extra = {
         key: np.broadcast_to(value, (SAMPLES, *value.shape))
         for key, value in values.items()

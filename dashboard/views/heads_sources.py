@@ -43,6 +43,8 @@ class Material:
         one: it is one input, which is no evidence of what a head is for.
         notes: what was left out.
         positions: of each of several pictures.
+        independent: how many of overlapping windows may count as independent; None where inputs share nothing.
+        tokens: of a text whose windows hold them more than once; None where each is held once.
     """
 
     key: str
@@ -52,6 +54,8 @@ class Material:
     one: bool = False
     notes: tuple[str, ...] = ()
     positions: tuple[int, ...] = ()
+    independent: int | None = None
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,7 @@ def source_choice(page: Page, choices: HeadsChoices) -> None:
 def material(page: Page, choices: HeadsChoices, traced: cached.Traced) -> Material | None:
     """What is chosen; None while a file is waited for, whose control is drawn here."""
     if choices.source == "input":
-        reading = traced.inputs.reading
-        windows = (traced.inputs,) if reading is None else reading.windows  # each is an input of its own
-        title = _own_title(page)
-        if reading is not None:
-            title += f" in {len(windows)} {'overlapping ' if reading.overlap else ''}windows"
-        return Material(traced.key, lambda _: iter(windows), len(windows), title, one=True)
+        return _own_input(page, traced)
     side = current().image.input.side
     if choices.source == "sample" and page == "text":
         texts = sample_corpus()
@@ -110,14 +109,30 @@ def _positions(
     traced: cached.Traced, key: str, files: Sequence[tuple[str, bytes]], side: PictureSide
 ) -> tuple[int, ...]:
     model = traced.model
-    whole = cached.digest(model.name, model.revision, key)
+    whole = cached.digest(model.identity, key)
     return heads_cache.picture_positions(
         whole, side, traced.inputs.kept_tokens, _shared=traced.shared, _files=files
     )
 
 
-def _own_title(page: Page) -> str:
-    return "this text" if page == "text" else "this picture"
+def _own_input(page: Page, traced: cached.Traced) -> Material:
+    """The page's own input; each window of a document is an input of its own."""
+    title, reading = "this text" if page == "text" else "this picture", traced.inputs.reading
+    if reading is None:
+        return Material(traced.key, lambda _: iter((traced.inputs,)), 1, title, one=True)
+    from analysis.heads.survey import independent_windows
+
+    windows = reading.windows
+    overlapping = "overlapping " if reading.overlap else ""
+    return Material(
+        traced.key,
+        lambda _: iter(windows),
+        len(windows),
+        f"{title} in {len(windows)} {overlapping}windows",
+        one=True,
+        independent=independent_windows(reading),
+        tokens=traced.inputs.kept_tokens,
+    )
 
 
 def _texts_of_file() -> Material | None:

@@ -29,22 +29,20 @@ def tools(source: ImageSource, choices: ImageChoices) -> None:
 def show(source: ImageSource, choices: ImageChoices) -> ModelView:
     """Draw the view; returns the record of what is on the screen."""
     found = source.all_rows(choices.patch)
-    thumbnails, shapes = side_by_side([pooled(layer.maps) for layer in found])
+    drawn = [pooled(layer.maps) for layer in found]
+    thumbnails, shapes = side_by_side(drawn)
+    sizes = tuple((grid.rows, grid.columns) for grid in source.grids)
     view = ModelView(
         thumbnails=thumbnails,
         shapes=shapes,
+        sizes=None if sizes == tuple(maps.shape[-2:] for maps in drawn) else sizes,
         cells="patches",
         selected=(choices.layer, focus_head(choices)),
         shared_scale=choices.shared_thumbnails,
         colour_map=choices.colour_map,
     )
-
-    def build() -> bytes:
-        sizes = [(grid.rows, grid.columns) for grid in source.grids]
-        return figures.model_view_payload(view, tokens=sizes)
-
     chosen = ("model", choices.patch, view.selected, view.shared_scale, view.colour_map)
-    payload = cached.payload(source.key, chosen, build)
+    payload = cached.payload(source.key, chosen, lambda: figures.model_view_payload(view))
     header, _ = figures.read_header(payload)
     model_view(payload, key=KEY, on_change=partial(_said, header))
     note(f"Each thumbnail is the picture's patches as {_source_in_words(source, choices)} sees them.")

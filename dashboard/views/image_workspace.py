@@ -21,6 +21,7 @@ from analysis.figure_data import (
 from analysis.visible import spread
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
+from dashboard.evidence_jobs import Pending
 from dashboard.export_menu import export_menu
 from dashboard.frame import Badge, notes, title_line, views, waiting_view
 from dashboard.live import image_source
@@ -105,7 +106,11 @@ def workspace() -> None:
         choices = current().image
         for sentence in take_notes():
             st.info(sentence, icon=":material/info:")
-        shown = opened(choices)
+        try:
+            shown = opened(choices)
+        except Pending as pending:
+            _while_it_runs(choices, pending)
+            return
         if shown is None:
             title_line([title_of(choices.model)])
             waiting_view("The view appears here as soon as the model is ready.")
@@ -115,10 +120,14 @@ def workspace() -> None:
         prediction_line(shown.prediction, key="image")
         view = VIEWS[fitted.view]
         with st.container(horizontal=True, vertical_alignment="center", key="image_tools"):
-            views(list(VIEW_WORDS), fitted.view, key="image_view", on_change=_view_picked, words=VIEW_WORDS)
+            _views(fitted)
             view.tools(shown.source, fitted)
             export_place = st.container(key="image_export_place", width="content")
-        figure = view.show(shown.source, fitted)
+        figure = None
+        try:
+            figure = view.show(shown.source, fitted)
+        except Pending as pending:  # the page around it stays, and its link
+            pending.show()
         if figure is not None:
             with export_place:
                 record = _provenance(shown, fitted, figure)
@@ -133,9 +142,36 @@ def workspace() -> None:
         write_link("image")
 
 
+def _views(choices: ImageChoices) -> None:
+    views(list(VIEW_WORDS), choices.view, key="image_view", on_change=_view_picked, words=VIEW_WORDS)
+
+
+def _while_it_runs(choices: ImageChoices, pending: Pending) -> None:
+    """The page around a forward pass that runs, or waits to be started: it serves whichever view is chosen."""
+    shared = cached.model_if_ready(*choices.model.request)
+    assert shared is not None, "there is no pass without a model"
+    title_line([shared.model.title, *_sizes_before(choices, shared)])
+    with st.container(horizontal=True, vertical_alignment="center", key="image_tools"):
+        _views(choices)
+    pending.show()
+    write_link("image")
+
+
+def _sizes_before(choices: ImageChoices, shared: cached.SharedModel) -> tuple[str, ...]:
+    """Pixels and patches of a picture that has not been through the model; () where only the model knows them."""
+    from analysis.inputs import SHORTER_SIDE, grid_at
+
+    if not shared.model.flexible_image_size:
+        return ()
+    digest, name, data = picture_bytes(choices.input)
+    side = SHORTER_SIDE if choices.input.side is None else choices.input.side
+    grid = grid_at(shared.model, cached.picture(digest, name, _data=data), side)
+    return f"{grid.width:,} × {grid.height:,} px", f"{grid.rows} × {grid.columns} patches"
+
+
 def opened(choices: ImageChoices) -> Shown | None:
     """The source of the chosen model and picture; the example while the model loads; None when neither is there."""
-    shared = cached.model_if_ready(choices.model.name, choices.model.revision)
+    shared = cached.model_if_ready(*choices.model.request)
     if shared is None:
         example = cached.example().image
         if not example.answers(choices):
@@ -153,7 +189,9 @@ def _live(choices: ImageChoices) -> Shown:
     digest, name, data = picture_bytes(choices.input)
     picture = cached.picture(digest, name, _data=data)
     model, side = choices.model, choices.input.side
-    traced = cached.traced_picture(model.name, model.revision, digest, side, _picture=picture)
+    traced = cached.traced_picture(
+        model.name, model.revision, digest, side, _picture=picture, numbers=model.numbers
+    )
     # the picture's own notes are among the inputs'
     told = (*traced.model.notes, *traced.inputs.notes, *traced.trace.notes)
     source = image_source(traced)
@@ -193,7 +231,7 @@ def _title(shown: Shown, choices: ImageChoices) -> None:
     height, width = source.picture.shape[:2]
     own = (source.grids[choices.layer],) if choices.view == "attention" else source.grids
     sizes = dict.fromkeys(f"{grid.rows} × {grid.columns}" for grid in own)
-    facts = [shown.model, f"{width} × {height} px", f"{', '.join(sizes)} patches"]
+    facts = [shown.model, f"{width:,} × {height:,} px", f"{', '.join(sizes)} patches"]
     if choices.view == "attention":
         facts.append(f"layer {choices.layer}")
         count = source.heads[choices.layer]

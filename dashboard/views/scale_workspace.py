@@ -48,6 +48,9 @@ POLL_SECONDS = 1.0
 CHART_HEIGHT = 430
 """Pixels of the two panels with their legend."""
 
+LEGEND_LINE = 20
+"""Pixels of the line that the legend takes more in a narrow window, where it would run into the panels' titles."""
+
 RULE_WORDS = {"all": "All pairs", "causal": "Causal", "window": "Causal window"}
 PASS_WORDS = {"forward": "Forward", "both": "Forward + backward"}
 
@@ -226,8 +229,9 @@ def _growing(plan: ScalePlan, job: Job) -> None:
 
 def _curves(run: ScaleRun, plan: ScalePlan, *, key: str) -> None:
     chart = lab_charts.curve_sheet_chart(scale_sheet(run, plan))
+    top = chart.layout.margin.t + LEGEND_LINE
     st.plotly_chart(
-        chart.update_layout(height=CHART_HEIGHT),
+        chart.update_layout(height=CHART_HEIGHT + LEGEND_LINE, margin_t=top),
         key=key,
         theme=None,
         config={"displayModeBar": False},
@@ -259,9 +263,10 @@ def _ways(plan: ScalePlan) -> None:
     rows = []
     for way in plan.ways:
         absent = absent_for(way, plan)
-        rows.append((WAY_TITLES[way], WAY_WORDS[way], "" if absent is None else f"not here: {absent}"))
+        told = WAY_WORDS[way] if absent is None else f"{WAY_WORDS[way]}; not here: {absent}"
+        rows.append((WAY_TITLES[way], told))
     heading("What is measured")
-    small_table(("Way", "What it is", ""), rows)
+    small_table(("Way", "What it is"), rows)
 
 
 def _export(run: ScaleRun, plan: ScalePlan) -> None:
@@ -288,6 +293,6 @@ def _export(run: ScaleRun, plan: ScalePlan) -> None:
             "device": plan.device,
             **{f"machine: {name}": value for name, value in run.machine},
         },
-        notes=(*said, *endings(run), *scale_notes(plan)),
+        notes=(*said, *endings(run)),  # how it was measured is among the notes of the sheet
     )
     export_menu(sheet, record, key="scale_export", name="scale", query=to_query(current(), "scale"))

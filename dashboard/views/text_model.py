@@ -32,7 +32,7 @@ def show(source: TextSource, choices: TextChoices) -> ModelView:
     def build() -> bytes:
         numbers = [source.numbers(choices.part, layer) for layer in range(info.layers)]
         entropy = np.stack([layer.entropy for layer in numbers])
-        return figures.model_view_payload(view, entropy=entropy, tokens=(len(info.rows), len(info.columns)))
+        return figures.model_view_payload(view, entropy=entropy)
 
     chosen = ("model", choices.part, view.selected, view.shared_scale, view.colour_map)
     payload = cached.payload(source.key, chosen, build)
@@ -44,13 +44,15 @@ def show(source: TextSource, choices: TextChoices) -> ModelView:
 def record(source: TextSource, choices: TextChoices) -> ModelView:
     """The record of the view."""
     info = source.part(choices.part)
+    thumbnails, size = source.thumbnails(choices.part), (len(info.rows), len(info.columns))
     return ModelView(
-        thumbnails=source.thumbnails(choices.part),
+        thumbnails=thumbnails,
         selected=(choices.layer, focus_head(choices)),
         shared_scale=choices.shared_scale,
         colour_map=choices.colour_map,
         groups=info.groups,
         kind=choices.part,
+        sizes=None if thumbnails.shape[2:] == size else (size,) * info.layers,
     )
 
 

@@ -124,9 +124,9 @@ def whole(weights: Floats, info: PartInfo, choices: TextChoices, title: str) -> 
 
 
 def row(source: TextSource, choices: TextChoices, title: str, last: int) -> TokenScores:
-    """The record of one token's row: the pinned query's, else that of the first token."""
+    """The record of one token's row."""
     info = source.part(choices.part)
-    token = choices.pinned[1] if choices.pinned and choices.pinned[0] == "left" else 0
+    token = source_token(choices, len(info.rows))
     weights = source.rollout_row(
         choices.part,
         token,
@@ -145,6 +145,15 @@ def row(source: TextSource, choices: TextChoices, title: str, last: int) -> Toke
         direction=source.direction,
         scale=choices.colour_scale,
     )
+
+
+def source_token(choices: TextChoices, tokens: int) -> int:
+    """Whose row is followed: the pinned query, else the last of a decoder, the only one that all can reach, else the
+    first.
+    """
+    if choices.pinned is not None and choices.pinned[0] == "left":
+        return choices.pinned[1]
+    return tokens - 1 if choices.part == "decoder" else 0
 
 
 def _along(scores: TokenScores, choices: TextChoices) -> None:

@@ -17,11 +17,13 @@ from analysis.figure_data import (
     HeadEffects,
     HeadGrid,
     Provenance,
+    TokenScores,
     TradeOff,
 )
 from analysis.visible import counted
 from dashboard import cached
 from dashboard.boundary import page_boundary, tell_error
+from dashboard.evidence_jobs import Pending
 from dashboard.export_menu import EveryLayer, export_menu
 from dashboard.frame import Badge, choice, notes, title_line, views, waiting_view
 from dashboard.live import merged_words, text_source
@@ -119,7 +121,11 @@ def workspace() -> None:
         choices = current().text
         for sentence in take_notes():
             st.info(sentence, icon=":material/info:")
-        shown = opened(choices)
+        try:
+            shown = opened(choices)
+        except Pending as pending:
+            _while_it_runs(choices, pending)
+            return
         if shown is None:
             _waiting(choices)
             return
@@ -131,12 +137,16 @@ def workspace() -> None:
                 windows_popover(shown.source.traced)
         view = VIEWS[fitted.view] if fitted.view in VIEWS else later_views()[fitted.view]
         with st.container(horizontal=True, vertical_alignment="center", key="text_tools"):
-            views(list(VIEW_WORDS), fitted.view, key="text_view", on_change=_view_picked, words=VIEW_WORDS)
+            _views(fitted)
             if fitted.view != "evidence":
                 _part_choice(shown.source, fitted)
             view.tools(shown.source, fitted)
             export_place = st.container(key="text_export_place", width="content")
-        figure = _with_details(shown.source, fitted) if view.details else view.show(shown.source, fitted)
+        figure = None
+        try:
+            figure = _with_details(shown.source, fitted) if view.details else view.show(shown.source, fitted)
+        except Pending as pending:  # the page around it stays, and its link
+            pending.show()
         if figure is not None:
             with export_place:
                 record = _provenance(shown, fitted, figure)
@@ -153,6 +163,21 @@ def workspace() -> None:
         write_link("text")
 
 
+def _views(choices: TextChoices) -> None:
+    views(list(VIEW_WORDS), choices.view, key="text_view", on_change=_view_picked, words=VIEW_WORDS)
+
+
+def _while_it_runs(choices: TextChoices, pending: Pending) -> None:
+    """The page around a forward pass that runs, or waits to be started: it serves whichever view is chosen."""
+    shared = cached.model_if_ready(*choices.model.request)
+    assert shared is not None, "there is no pass without a model"
+    title_line([shared.model.title])
+    with st.container(horizontal=True, vertical_alignment="center", key="text_tools"):
+        _views(choices)
+    pending.show()
+    write_link("text")
+
+
 def _with_details(source: TextSource, choices: TextChoices) -> Figure | None:
     """The view, and beside it what is known of its heads and of the pinned token."""
     with st.container(key="as_beside"):
@@ -166,7 +191,7 @@ def _with_details(source: TextSource, choices: TextChoices) -> Figure | None:
 
 def opened(choices: TextChoices) -> Shown | None:
     """The source of the chosen model and input; the example while the model loads; None when neither is there."""
-    shared = cached.model_if_ready(choices.model.name, choices.model.revision)
+    shared = cached.model_if_ready(*choices.model.request)
     if shared is None:
         example = cached.example().text
         if not example.answers(choices):
@@ -194,6 +219,7 @@ def _traced(choices: TextChoices) -> cached.Traced:
         choices.input.text,
         choices.input.pair,
         choices.reading,
+        choices.model.numbers,
     )
 
 
@@ -333,16 +359,19 @@ def _provenance(shown: Shown, choices: TextChoices, figure: Figure) -> Provenanc
         heads=heads,
         aggregation=aggregation,
         method=method,
-        settings=_settings(choices, shown),
+        settings=_settings(choices, shown, figure),
         notes=shown.notes,
     )
 
 
-def _settings(choices: TextChoices, shown: Shown) -> dict[str, object]:
+def _settings(choices: TextChoices, shown: Shown, figure: Figure) -> dict[str, object]:
     settings: dict[str, object] = {"attention": choices.part, "tokens": shown.length}
     if choices.merge_words:
         settings["words"] = "subwords merged: to a word summed, from a word averaged (Clark et al. 2019)"
     if choices.view == "rollout":
         settings["discard ratio"] = choices.discard_ratio
-        settings["source token"] = choices.pinned[1] if choices.pinned else 0
+        if isinstance(figure, TokenScores):
+            from dashboard.views.text_rollout import source_token  # loaded by now: it drew the figure
+
+            settings["source token"] = source_token(choices, len(shown.source.part(choices.part).rows))
     return settings

@@ -200,9 +200,19 @@ def figure_name(figure: Figure, provenance: Provenance, *, model: str = "") -> s
         parts.append("H" + "-".join(re.findall(r"\d+", provenance.heads)))
     if provenance.aggregation not in ("", "none"):
         parts.append(provenance.aggregation.split()[0])
+    start = first_shown(figure)
+    if start:
+        parts.append(f"from-{start}")
     if isinstance(figure, EvidenceBoard) and len(figure.panels) == 1:
         parts.extend((figure.panels[0].method, figure.panels[0].target))
     return "_".join(filter(None, (safe_name(part) for part in parts)))
+
+
+def first_shown(figure: Figure) -> int:
+    """The first token, or word, that a part of a long text holds; 0 for a whole one."""
+    if isinstance(figure, HeadView):
+        return figure.starts[0]
+    return figure.start if isinstance(figure, TokenScores | EvidenceWords) else 0
 
 
 def panel_name(panel: EvidencePanel) -> str:

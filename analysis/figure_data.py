@@ -108,6 +108,7 @@ class ModelView:
         cells: what a cell is: a query and a key token, or a patch of the picture that one place attends to.
         shapes: (heads, rows, columns) of each layer, where they differ: a layer fills that part of its array, from
             the start on, and the rest is NaN; None where all layers are alike (see ``thumbnail``).
+        sizes: (rows, columns) of each layer that its cells are the largest weights of; None where each is one weight.
     """
 
     thumbnails: Floats
@@ -118,6 +119,7 @@ class ModelView:
     kind: Literal["encoder", "decoder", "cross"] = "encoder"
     cells: Literal["tokens", "patches"] = "tokens"
     shapes: tuple[tuple[int, int, int], ...] | None = None
+    sizes: tuple[tuple[int, int], ...] | None = None
 
     @property
     def layer_shapes(self) -> tuple[tuple[int, int, int], ...]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from attn_core.watching import worked
+
 if TYPE_CHECKING:
     from attn_core.maps import AttentionMap, HeadStatistics
 
@@ -31,6 +33,9 @@ FUSIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 ROW_ELEMENTS = 1 << 22
 """Most weights (heads × rows × keys) that ``rollout_row`` holds at once: 16 MiB in float32."""
+
+STRIP_PRODUCTS = 2**33
+"""Multiplications between two looks at whether somebody has stopped a rollout: a fraction of a second."""
 
 
 def rollout(
@@ -74,8 +79,20 @@ def rollout(
         if discard_ratio > 0.0:
             fused = discard_smallest(fused, discard_ratio=discard_ratio)
         step = _mixing_rows(fused, 0, residual=residual)
-        product = step if product is None else _rows_to_one(step @ product)
+        product = step if product is None else _rows_to_one(_product(step, product))
     assert product is not None
+    return product
+
+
+def _product(step: Tensor, below: Tensor) -> Tensor:
+    """(N, N) product in strips of rows: a long one can be stopped between two of them."""
+    height = max(1, STRIP_PRODUCTS // max(below.numel(), 1))
+    if height >= len(step):
+        return step @ below
+    product = torch.empty_like(below)
+    for start in range(0, len(step), height):
+        worked(0)  # the maps were counted when they were written out
+        product[start : start + height] = step[start : start + height] @ below
     return product
 
 

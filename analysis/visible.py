@@ -355,7 +355,9 @@ def _model_view_words(view: ModelView) -> str:
     heads = spread(heads for heads, _, _ in shapes)
     sizes = list(dict.fromkeys(f"{rows} × {columns}" for _, rows, columns in shapes))
     cells = f"{sizes[0]} cells each" if len(sizes) == 1 else f"{', '.join(sizes)} cells"
-    words = f"{len(shapes)} layers × {heads} heads, {cells}, {scale}."
+    of = ", ".join(dict.fromkeys(f"{rows:,} × {columns:,}" for rows, columns in view.sizes or ()))
+    blocks = f", each the largest weight of its block of {of} {view.cells}" if of else ""
+    words = f"{len(shapes)} layers × {heads} heads, {cells}{blocks}, {scale}."
     if view.selected is not None:
         words += f" Marked: layer {view.selected[0]}, head {view.selected[1]}."
     return words
@@ -382,10 +384,9 @@ def _matrix_view_words(view: MatrixView) -> str:
         sentences.append(
             f"Zoomed to queries {rows.start} to {rows.stop - 1} and keys {columns.start} to {columns.stop - 1}."
         )
-    if max(rows.stop - rows.start, columns.stop - columns.start) > PICTURE_CELLS:
-        sentences.append(
-            f"The picture shows the maximum of each block ({PICTURE_CELLS} cells a side at most)."
-        )
+    drawn = pooled_window(view).shape
+    if drawn != (rows.stop - rows.start, columns.stop - columns.start):
+        sentences.append(f"The picture shows the maximum of each block ({drawn[0]} × {drawn[1]} cells).")
     above = matrix_above(view)
     if above:
         cells = f"{above:,} cell{'s lie' if above > 1 else ' lies'}"
@@ -400,7 +401,7 @@ def _matrix_view_words(view: MatrixView) -> str:
 
 
 def _token_scores_words(view: TokenScores) -> str:
-    words = f"{len(view.tokens)} tokens."
+    words = f"{len(view.tokens)} tokens{part_in_words(view.start, len(view.tokens))}."
     if view.scale == "sqrt":
         words += " Colour by the square root of the value."
     if view.source is not None:
@@ -411,6 +412,11 @@ def _token_scores_words(view: TokenScores) -> str:
     if view.direction == "rtl":
         words += " Right-to-left text; tokens in the model's order."
     return words
+
+
+def part_in_words(start: int, count: int) -> str:
+    """ ", 512 to 1023 of the input", for a part that does not begin where the text does."""
+    return f", {start} to {start + count - 1} of the input" if start else ""
 
 
 def above_in_words(view: TokenScores) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.figure_data import EvidenceMaps, EvidencePanel, EvidenceWords, Floats
+from analysis.visible import part_in_words
 
 AGAINST, FOR, UNSIGNED = (24, 92, 181), (205, 48, 24), (112, 48, 160)
 """Red, green and blue of the strongest colours."""
@@ -77,7 +78,7 @@ def maps_in_words(view: EvidenceMaps) -> str:
 
 def texts_in_words(view: EvidenceWords) -> str:
     """What stands under exported texts."""
-    words = f"{len(view.tokens)} {view.unit}"
+    words = f"{len(view.tokens)} {view.unit}{part_in_words(view.start, len(view.tokens))}"
     if view.direction == "rtl":
         words += ", right-to-left text in the model's order"
     return f"{words}. {_scale_in_words(view)}"

@@ -173,9 +173,18 @@ def strongest_words_chart(view: EvidenceWords, index: int, *, count: int = STRON
             "automargin": True,
             "tickmode": "array",
             "tickvals": list(range(len(order))),
-            "ticktext": [f"{literal(short_label(view.tokens[label].text))} " for label in order],
+            "ticktext": [f"{literal(name)} " for name in _told_apart(view, order)],
         },
     )
+
+
+def _told_apart(view: EvidenceWords, order: NDArray[np.intp]) -> list[str]:
+    """Names of some words, with their place in the text where the same word is among them again."""
+    names = [short_label(view.tokens[label].text) for label in order]
+    return [
+        name if names.count(name) == 1 else f"{view.start + label:,} {name}"
+        for name, label in zip(names, order.tolist(), strict=True)
+    ]
 
 
 # How far to trust maps ---------------------------------------------------------------------------------------------

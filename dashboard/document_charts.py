@@ -43,6 +43,7 @@ def document_strip(scores: Floats, *, shown: slice, signed: bool, unit: str, dir
             figure.add_bar(
                 x=middles,
                 y=values,
+                width=[high - low for low, high in bounds],  # Plotly's own is the narrowest, and leaves gaps
                 customdata=spans,
                 marker={"color": "rgb({},{},{})".format(*colour), "line": {"width": 0}},
                 hovertemplate="%{customdata}<br><b>%{y:.4~g}</b><extra></extra>",

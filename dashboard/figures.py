@@ -243,8 +243,8 @@ def model_view_payload(
         view: the thumbnails (at most ``THUMBNAIL_CELLS`` cells a side) and the choices to start with.
         entropy: (L, H) mean entropy of each head's rows in nats, told when the pointer is on it.
         maximum: (L, H) largest weight of each head; that of the thumbnails when None.
-        tokens: number of queries and keys that the thumbnails stand for, of all layers or of each; the thumbnails'
-            own size when None.
+        tokens: number of queries and keys that the thumbnails stand for, of all layers or of each; those of the
+            record when None.
         title: heading in a stand-alone page.
     Raises:
         ValueError: if an array does not fit the thumbnails, or these are too large.
@@ -306,7 +306,7 @@ def _sizes(
 ) -> list[tuple[int, int]]:
     """Queries and keys that the thumbnails of each layer stand for."""
     if not tokens:
-        return [(rows, columns) for _, rows, columns in view.layer_shapes]
+        return list(view.sizes or [(rows, columns) for _, rows, columns in view.layer_shapes])
     first = tokens[0]
     every = [tokens] * len(view.thumbnails) if isinstance(first, int) else tokens
     return [(queries, keys) for queries, keys in every]  # type: ignore[misc]

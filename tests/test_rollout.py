@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+import analysis.rollout
 from analysis.rollout import FUSIONS, discard_smallest, rollout, rollout_row, statistics_and_rollout
 from attn_core.errors import MemoryBudgetError
 from attn_core.factored import FactoredMap
 from attn_core.flash import flash_attention
 from attn_core.maps import DenseMap
 from attn_core.masks import MaskRule
+from attn_core.watching import watching
 from tests.oracles import formulas
 
 CASES = Path(__file__).parent / "oracles" / "01_rollout"
@@ -157,6 +159,31 @@ def test_the_order_of_heads_does_not_matter_and_that_of_layers_does(
     assert_close(rollout(weights[:, order], fusion=fusion), rollout(weights, fusion=fusion))
     commuting = random_attention(2, 2, 5)
     assert not torch.allclose(rollout(commuting), rollout(commuting.flip(0)), atol=1e-3)
+
+
+def test_a_long_product_is_taken_in_strips_and_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of tokens one product takes seconds: somebody who has had enough need not wait for its end."""
+
+    class Enough(Exception):
+        pass
+
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand((3, 2, 29, 29), generator=generator, dtype=torch.float64)
+    whole = rollout(weights)
+    monkeypatch.setattr(analysis.rollout, "STRIP_PRODUCTS", 5 * 29 * 29)
+    looks: list[int] = []
+    with watching(looks.append):
+        assert_close(rollout(weights), whole, rtol=0.0, atol=29 * torch.finfo(torch.float64).eps)
+    assert looks == [0] * 12, "two products in six strips each"
+
+    def stop(_: int) -> None:
+        looks.append(0)
+        if len(looks) == 15:
+            raise Enough
+
+    with pytest.raises(Enough), watching(stop):
+        rollout(weights)
+    assert len(looks) == 15
 
 
 def test_the_mean_of_heads_counts_every_head_once() -> None:

@@ -50,11 +50,19 @@ function exactText(value) {
 /** A whole number with commas between thousands. */
 const countText = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
 
+const isSmall = (value) => value !== 0 && Math.abs(value) < 1e-4;
+
 /** A number at three digits, for scale bars and lists. */
-function shortText(value) {
+function shortText(value, small = isSmall(value)) {
   if (!Number.isFinite(value)) return exactText(value);
-  const small = value !== 0 && Math.abs(value) < 1e-4;
-  return (small ? value.toExponential(2) : String(Number(value.toPrecision(3)))).replaceAll("-", "−");
+  const text = small && value !== 0 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
+  return text.replaceAll("-", "−");
+}
+
+/** Values of one scale, written alike: with powers of ten where one of them needs them. */
+function shortTexts(values) {
+  const small = values.some(isSmall);
+  return values.map((value) => shortText(value, small));
 }
 
 /** Where a value lies between two limits, 0 to 1, on a linear or square-root scale; NaN stays NaN. */
@@ -173,7 +181,7 @@ function makeScaleBar(parent) {
       unit.textContent = text;
       paintLevels(strip, Uint8Array.from({ length: 256 }, (_, level) => level), 256, 1, lut);
       const shares = high > low ? [0, 0.25, 0.5, 0.75, 1] : [0, 1];
-      const labels = words ?? shares.map((share) => shortText(valueAt(share, low, high, scale)));
+      const labels = words ?? shortTexts(shares.map((share) => valueAt(share, low, high, scale)));
       if (over) labels[labels.length - 1] = `≥ ${labels.at(-1)}`; // some values lie beyond
       ticks.replaceChildren(...labels.map((label) => make("span", "", { text: label })));
       strip.setAttribute("aria-label", `Colour scale: ${text}, from ${labels[0]} to ${labels.at(-1)}`);

@@ -306,6 +306,34 @@ def test_a_selected_cell_stays_in_the_zoomed_window(page: Page) -> None:
     assert state["zoom"] == [6, 16, 5, 15]
 
 
+WRITTEN = """
+  window.written = [];
+  const fill = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    window.written.push([text, x, y]);
+    return fill.call(this, text, x, y);
+  };
+"""
+
+
+def test_a_pooled_matrix_has_round_positions_where_they_are(page: Page) -> None:
+    """Of 1,500 positions each cell stands for three: 100 stands at the beginning of its second third, not at 99."""
+    page.add_init_script(WRITTEN)
+    page.goto("about:blank")
+    show(page, "matrix_view", matrix_view_payload(matrix(1500, 1500)), width=1100, height=900)
+    left, _, width, _ = map(float, str(page.locator(".matrix-marks").get_attribute("data-plot")).split())
+    above = {
+        int(text.replace(",", "")): x
+        for text, x, y in page.evaluate("window.written")
+        if re.fullmatch(r"[\d,]+", text) and x >= left
+    }
+    assert {0, 500, 1000} <= above.keys()
+    assert all(index % 50 == 0 for index in above), above
+    for index, x in above.items():
+        assert x - left == pytest.approx((index + 0.5) / 1500 * width, abs=1.0)
+    assert "1,000" in {text for text, *_ in page.evaluate("window.written")}
+
+
 def test_the_square_root_scale_changes_colours_and_ticks(page: Page) -> None:
     view = matrix(30, 30, limits=(0.0, 1.0))
     show(page, "matrix_view", matrix_view_payload(view))

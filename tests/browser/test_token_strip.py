@@ -94,6 +94,13 @@ def test_the_tooltip_tells_the_exact_score_and_what_the_token_is(page: Page) -> 
         assert ("special token, added by the model" in remarks) == TOKENS[index].special
 
 
+def test_numbers_of_a_scale_are_written_alike(page: Page) -> None:
+    show(page, "token_strip", token_strip_payload(TokenScores(SCORES * 1e-4, TOKENS, limits=(0.0, 2e-4))))
+    assert page.locator(".view-scale-ticks span").all_text_contents() == [
+        "0", "5.00e−5", "1.00e−4", "1.50e−4", "2.00e−4",
+    ]  # fmt: skip
+
+
 def test_scores_above_the_scale_are_marked_and_told_exactly(page: Page) -> None:
     limit = float(np.sort(SCORES)[-2])
     show(page, "token_strip", token_strip_payload(TokenScores(SCORES, TOKENS, limits=(0.0, limit))))

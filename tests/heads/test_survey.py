@@ -11,10 +11,19 @@ import torch
 from analysis.heads.measures import measure
 from analysis.heads.patterns import classify_heads
 from analysis.heads.positions import layouts_of, piece_counts
-from analysis.heads.survey import MOST_INPUTS, HeadTable, Surveyor, batches, stacked, survey_inputs
+from analysis.heads.survey import (
+    MOST_INPUTS,
+    HeadTable,
+    Surveyor,
+    batches,
+    independent_windows,
+    stacked,
+    survey_inputs,
+)
 from analysis.images import read_picture
 from analysis.inputs import Inputs, encode_image, encode_pair, encode_text
 from analysis.models import LoadedModel, load_model
+from analysis.reading import encode_document
 from analysis.samples import sample_picture_bytes
 from analysis.trace import trace
 from tests import input_helpers as tiny
@@ -186,6 +195,50 @@ def test_the_bootstrap_is_as_wide_as_the_mean_is_uncertain():
     assert samples.std() == pytest.approx(totals.std() / 20, rel=0.15)
     again = table.resampled(["entropy"], samples=400)["entropy"][:, 0, 0]
     np.testing.assert_array_equal(samples, again)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 5])
+def test_windows_that_repeat_others_do_not_narrow_an_interval(copies):
+    """Of a mean of 20 draws the spread is σ / √20, however often each input is there; of all rows it would be less.
+
+    A standard deviation of 4,000 samples has a relative error of 1 / √8,000: four of them are 4.5 %.
+    """
+    once = np.random.default_rng(1).normal(3, 2, size=(20, 1, 1)).astype(np.float32)
+    totals = np.repeat(once, copies, axis=0)
+    table = HeadTable({"entropy": totals}, {"entropy": np.ones(20 * copies, dtype=np.float32)})
+    expected = once.std() / np.sqrt(20)
+    honest = table.resampled(["entropy"], samples=4000, draws=20)["entropy"][:, 0, 0]
+    assert honest.std() == pytest.approx(expected, rel=0.045)
+    every = table.resampled(["entropy"], samples=4000)["entropy"][:, 0, 0]
+    assert every.std() == pytest.approx(expected / np.sqrt(copies), rel=0.045)
+
+
+@pytest.mark.parametrize("draws", [0, 5])
+def test_a_sample_holds_one_to_all_inputs(draws):
+    table = HeadTable({"entropy": np.ones((4, 1, 1), np.float32)}, {"entropy": np.ones(4, np.float32)})
+    with pytest.raises(
+        ValueError, match=f"draws must be between 1 and the 4 inputs but is {draws}; pass how"
+    ):
+        table.resampled(["entropy"], draws=draws)
+
+
+@pytest.mark.parametrize("stride", [1, 3, 6, 11, 12])
+def test_as_many_windows_are_independent_as_stand_side_by_side(bert, stride):
+    """Twelve tokens of the text in a window: a finer stride makes more windows, and no more of them independent."""
+    inputs = encode_document(bert, " ".join(["house"] * 65), window=14, stride=stride)
+    assert inputs.reading is not None
+    tokens = inputs.kept_tokens - 2
+    assert tokens // 12 >= 5
+    assert independent_windows(inputs.reading) == tokens // 12 <= len(inputs.reading.windows)
+    short = encode_document(bert, " ".join(["house"] * 3), window=tokens_of(bert, 3) - 1, stride=1)
+    assert short.reading is not None
+    assert len(short.reading.windows) == 2
+    assert independent_windows(short.reading) == 1
+
+
+def tokens_of(model: LoadedModel, words: int) -> int:
+    """Tokens of the same word some times over, special ones included."""
+    return encode_text(model, " ".join(["house"] * words)).kept_tokens
 
 
 def test_a_survey_leaves_the_model_as_it_was(bert):

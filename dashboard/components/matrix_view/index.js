@@ -8,7 +8,7 @@ const SMALLEST_LABEL_ROW = 13; // px a row label needs
 const SMALLEST_LABEL_COLUMN = 14; // px a rotated column label needs
 const TILT = Math.PI / 3; // column labels lean by 60°
 const AXIS = 20; // px for "key →" above the column labels
-const TICKS = 44; // px beside the cells when only indices fit
+const TICKS = 50; // px beside the cells when only indices fit
 const SIDE_WIDTH = 232;
 const LISTED = 8; // strongest keys beside the matrix
 const views = new WeakMap();
@@ -308,9 +308,9 @@ class MatrixView {
     context.textAlign = "right";
     const middle = (row) => frame.y + (row + 0.5) * frame.cellHeight;
     if (!frame.rowLabels) {
-      for (const row of tickPlaces(frame.top, frame.rows, frame.cellHeight, 26, this.factor)) {
-        context.fillRect(frame.x - 5, middle(row - frame.top), 4, 1);
-        context.fillText(String(row * this.factor), frame.x - 8, middle(row - frame.top));
+      for (const { index, offset } of tickPlaces(frame.top, frame.rows, frame.cellHeight, 26, this.factor)) {
+        context.fillRect(frame.x - 5, frame.y + offset, 4, 1);
+        context.fillText(countText(index), frame.x - 8, frame.y + offset);
       }
       return;
     }
@@ -333,9 +333,9 @@ class MatrixView {
     const middle = (column) => frame.x + (column + 0.5) * frame.cellWidth;
     if (!frame.columnLabels) {
       context.textAlign = "center";
-      for (const column of tickPlaces(frame.left, frame.columns, frame.cellWidth, 44, this.factor)) {
-        context.fillRect(middle(column - frame.left), frame.y - 5, 1, 4);
-        context.fillText(String(column * this.factor), middle(column - frame.left), frame.y - 13);
+      for (const { index, offset } of tickPlaces(frame.left, frame.columns, frame.cellWidth, 44, this.factor)) {
+        context.fillRect(frame.x + offset, frame.y - 5, 1, 4);
+        context.fillText(countText(index), frame.x + offset, frame.y - 13);
       }
       return;
     }
@@ -770,13 +770,16 @@ function cellSize(width, height, rows, columns) {
   return [across, down].map((size) => (size >= 4 ? Math.floor(size) : size));
 }
 
-/** Cells that get an index: round positions of the whole matrix, at least `room` px apart. */
+/**
+ * Round positions of the whole matrix, at least `room` px apart, and where each lies beside the cells: in the middle of
+ * its own weight, which is a part of a cell that stands for several.
+ */
 function tickPlaces(start, count, size, room, factor) {
   const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
-  const step = Math.max(steps.find((value) => (value / factor) * size >= room) ?? 100000, factor);
+  const step = steps.find((value) => value >= factor && (value / factor) * size >= room) ?? 100000;
   const places = [];
   for (let index = Math.ceil((start * factor) / step) * step; index < (start + count) * factor; index += step) {
-    places.push(Math.floor(index / factor));
+    places.push({ index, offset: ((index + 0.5) / factor - start) * size });
   }
   return places;
 }

@@ -58,7 +58,7 @@ from analysis.figure_lab import (
     Timeline,
 )
 from analysis.streamed import StreamedMatrix
-from analysis.visible import matrix_window, shown_in_words, source_line, visible_text
+from analysis.visible import further_notes, matrix_window, shown_in_words, source_line, visible_text
 
 EvidenceBoard = EvidenceMaps | EvidenceWords
 """Records whose panels stand side by side and can be files of their own."""
@@ -442,13 +442,14 @@ def _write_json(figure: Figure, provenance: Provenance) -> bytes:
 def _write_csv(figure: Figure, provenance: Provenance) -> bytes:
     from analysis.export_rows import ROWS
 
+    shown = shown_in_words(figure)
     header = [
         "AttnScope figure data, UTF-8. Indices count from 0.",
         "Read with pandas.read_csv(file, comment='#', keep_default_na=False).",
         "A label that a spreadsheet would run as a formula has one apostrophe put before it.",
         source_line(provenance),
-        shown_in_words(figure),
-        *provenance.notes,
+        shown,
+        *further_notes(provenance, shown),
         "provenance: " + document_text(figure, provenance),
     ]
     lines = [f"# {visible_text(line)}" for line in header]

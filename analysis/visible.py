@@ -261,7 +261,8 @@ def _visible_character(character: str) -> str:
 
 def caption_lines(figure: Figure, provenance: Provenance) -> tuple[str, ...]:
     """The caption under a figure: where it comes from, what is shown of it, what the reader must know, the input."""
-    lines = [source_line(provenance), shown_in_words(figure), settings_line(provenance), *provenance.notes]
+    shown = shown_in_words(figure)
+    lines = [source_line(provenance), shown, settings_line(provenance), *further_notes(provenance, shown)]
     if provenance.input:
         text = visible_text(provenance.input.replace("\n", " ⏎ "))
         lines.append(
@@ -295,6 +296,11 @@ def settings_line(provenance: Provenance) -> str:
         if isinstance(value, str | int | float)
     ]
     return visible_text(" · ".join(pair for pair in pairs if len(pair) <= 120))
+
+
+def further_notes(provenance: Provenance, shown: str) -> tuple[str, ...]:
+    """Notes that the words of what is shown do not hold already: a figure tells its own there."""
+    return tuple(note for note in provenance.notes if note.rstrip(".") not in shown)
 
 
 def shown_in_words(figure: Figure) -> str:

@@ -146,7 +146,7 @@ def _load_and_try(request: ModelRequest, progress: Progress) -> None:
         torch.set_num_threads(_THREADS)
     progress("importing transformers", 0.3)
     _import_for_good("analysis.hf.loading")
-    shared = shared_model(*request, _progress=progress)
+    shared = shared_model(*request, progress=progress)
     progress("first forward pass", 0.95)
     _try(shared)
 
@@ -199,9 +199,8 @@ def _released(shared: SharedModel) -> None:
         torch.cuda.empty_cache()
 
 
-@st.cache_resource(max_entries=3, show_spinner=False, on_release=_released)
 def shared_model(
-    name: str, revision: str | None, numbers: Numbers = "auto", _progress: Progress | None = None
+    name: str, revision: str | None, numbers: Numbers = "auto", progress: Progress | None = None
 ) -> SharedModel:
     """The model, loaded once for all sessions.
 
@@ -210,20 +209,26 @@ def shared_model(
             except folders that the server's owner opened.
         ValueError: for a device setting that this machine does not have.
     """
+    return _shared_model(ModelRequest(name, revision, numbers), _progress=progress)
+
+
+@st.cache_resource(max_entries=3, show_spinner=False, on_release=_released)
+def _shared_model(request: ModelRequest, _progress: Progress | None) -> SharedModel:
+    """By the whole request: Streamlit tells an argument that is left out from one that is given as its default."""
     from analysis.models import load_model
 
-    folder = folder_of(name)
+    folder = folder_of(request.name)
     model = load_model(
-        folder or name,
-        revision=revision,
+        folder or request.name,
+        revision=request.revision,
         device=device_setting(),
-        dtype=numbers,
+        dtype=request.numbers,
         allow_local=folder is not None,
         progress=_progress,
     )
-    if numbers == "bfloat16":
+    if request.numbers == "bfloat16":
         model = replace(model, title=f"{model.title} ({PREVIEW_WORDS})", notes=(PREVIEW_NOTE, *model.notes))
-    return SharedModel(ModelRequest(name, revision, numbers), model, threading.Lock())
+    return SharedModel(request, model, threading.Lock())
 
 
 def model_if_ready(name: str, revision: str | None, numbers: Numbers = "auto") -> SharedModel | None:

@@ -463,6 +463,20 @@ def test_colours_of_effects_end_at_the_largest_of_the_edit():
     assert "Marked: layer 2, head 11, no number." in shown_in_words(dataclasses.replace(view, marked=(2, 11)))
 
 
+def test_what_a_figure_tells_of_itself_stands_once_in_its_caption_and_rows():
+    view = attention_contrast(verdict=("Nothing else gives this answer.",), held="the values.")
+    origin = provenance(notes=("Nothing else gives this answer.", "the values.", "A note of the page."))
+    caption = "\n".join(caption_lines(view, origin))
+    comments = [
+        line for line in export_figure(view, origin, "csv").decode().splitlines() if line.startswith("# ")
+    ]
+    for told in (caption, "\n".join(line for line in comments if not line.startswith("# provenance: "))):
+        assert told.count("Nothing else gives this answer.") == 1
+        assert told.count("the values.") == 1
+        assert told.count("A note of the page.") == 1
+    assert figure_document(view, origin)["provenance"]["notes"] == list(origin.notes)
+
+
 def test_captions_tell_every_choice_of_a_check():
     text = " ".join(caption_lines(attention_contrast(direction="rtl"), provenance()))
     for part in (

@@ -43,6 +43,11 @@ def test_links_carry_the_preview_and_leave_it_with_another_model():
 
 
 @needs_models
+def test_a_model_is_loaded_once_however_it_is_asked_for():
+    assert cached.shared_model("minilm", None) is cached.shared_model("minilm", None, "auto")
+
+
+@needs_models
 def test_the_same_weights_but_for_three_digits():
     exact = cached.traced_text("minilm", None, "The cat sat on the mat.", None)
     preview = cached.traced_text("minilm", None, "The cat sat on the mat.", None, numbers="bfloat16")

@@ -262,7 +262,7 @@ def _draw_distances(sheet: Sheet, view: AttentionContrast, listed: Sequence[int]
     told = "no end" if view.change_bound is None else f"end: {view.change_bound:.3g}"
     heads = (
         ("JSD from observed", f"nats · tick: most there is, {view.jsd_bound:.3g} · end: ln 2"),
-        (short_label(view.change_name, 30), f"tick: ε = {view.epsilon:.3g} · {told}"),
+        (short_label(view.change_name, 30), f"√ scale · tick: ε = {view.epsilon:.3g} · {told}"),
     )
     sheet.text(MARGIN, top + 0.12, "Distribution", size=TEXT_SIZE, bold=True)
     for left, (title, remark) in zip(lefts, heads, strict=True):
@@ -280,8 +280,9 @@ def _draw_distances(sheet: Sheet, view: AttentionContrast, listed: Sequence[int]
             (lefts[0], view.jsd[index], LARGEST_JSD, view.jsd_bound),
             (lefts[1], view.change[index], end, view.epsilon),
         )
-        for left, value, limit, tick in tracks:
-            _draw_track(sheet, (left, y, track), float(value) / limit, tick / limit, hue)
+        for (left, value, limit, tick), scale in zip(tracks, (1.0, 0.5), strict=True):
+            shares = float(value / limit) ** scale, float(tick / limit) ** scale
+            _draw_track(sheet, (left, y, track), *shares, hue)
             text = f"{value:.3g}" if np.isfinite(value) else "none"
             sheet.text(left + track + 0.08, y, text, size=SMALL_SIZE, colour=INK)
         verdict = "within ε" if within[index] else ""

@@ -261,7 +261,7 @@ class AttentionContrast {
     const changes = [...others.map((entry) => entry.change), shown?.change ?? 0, 2 * header.epsilon];
     const high = header.change_bound ?? niceEnd(Math.max(...changes), Infinity);
     this.change.update({
-      name: `${header.change_name} of the output`,
+      name: `${header.change_name} of the output, √ scale`,
       value: shown && shown.change,
       text: shown ? (shown.change === null ? this.waitText() : numberText(shown.change)) : "",
       remark: shown && shown.change !== null ? this.sameText(shown) : "",

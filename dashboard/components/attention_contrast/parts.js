@@ -139,6 +139,7 @@ function fillOutputs(list, { header, outputs, told, before, wait }) {
 /** An output at three digits; a probability in percent. */
 function outputText(value, probabilities) {
   if (!probabilities) return shortText(value);
+  if (value > 0 && value < 1e-4) return "< 0.01 %";
   return `${value >= 0.01 ? (100 * value).toPrecision(3) : shortText(100 * value)} %`;
 }
 

@@ -107,7 +107,16 @@ COMPILE_SECONDS = 10.0
 """To compile flex_attention, for one length and then for any."""
 
 REACHED: Mapping[Way, float] = MappingProxyType(
-    {"dense": 0.35, "sdpa": 0.75, "fused": 0.75, "tiled": 0.45, "triton": 1.0, "flex": 0.6, "statistics": 0.5}
+    {
+        "dense": 0.35,
+        "sdpa": 0.75,
+        "fused": 0.75,
+        "compiled": 0.9,
+        "tiled": 0.45,
+        "triton": 1.0,
+        "flex": 0.6,
+        "statistics": 0.5,
+    }
 )
 """About which share of the rate of a matrix product a way reaches; for the estimate alone."""
 
@@ -171,7 +180,10 @@ def pass_flops(plan: ScalePlan, way: Way, size: int) -> float:
 
 def _visited(plan: ScalePlan, way: Way, size: int) -> float:
     """Pairs that a way computes: those that skip what the rule excludes compute fewer."""
-    skips = {"causal": ("sdpa", "fused", "tiled", "triton", "flex"), "window": ("tiled", "triton", "flex")}
+    skips = {
+        "causal": ("sdpa", "fused", "compiled", "tiled", "triton", "flex"),
+        "window": ("tiled", "triton", "flex"),
+    }
     if way not in skips.get(plan.rule, ()):
         return float(size) ** 2
     if plan.rule == "causal":
@@ -198,11 +210,23 @@ def absent_for(way: Way, plan: ScalePlan) -> str | None:
         return "on a processor flex_attention has no backward pass"
     if way == "statistics" and plan.backward:
         return "a view reads the weights and has no backward pass"
+    if way == "compiled":
+        return _no_compiled(plan)
     if way == "fused" and plan.device == "cuda":
         return (
             "the operator with a log-sum-exp is wired up for processors; on a GPU the Triton kernel gives it"
         )
     return None
+
+
+def _no_compiled(plan: ScalePlan) -> str | None:
+    if plan.device == "cuda":
+        return "it is code for processors"
+    if plan.numbers != "float32":
+        return f"it computes in float32 and not in {plan.numbers}"
+    if plan.rule == "window":
+        return "it knows no window"
+    return "it has no backward pass" if plan.backward else None
 
 
 # Measuring -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Way = Literal["dense", "sdpa", "fused", "tiled", "triton", "flex", "statistics"]
+Way = Literal["dense", "sdpa", "fused", "compiled", "tiled", "triton", "flex", "statistics"]
 """How a layer is computed; ``statistics`` is what a view of it costs."""
 
 WAY_TITLES: Mapping[Way, str] = MappingProxyType(
@@ -17,6 +17,7 @@ WAY_TITLES: Mapping[Way, str] = MappingProxyType(
         "dense": "Written out",
         "sdpa": "PyTorch SDPA",
         "fused": "Fused with log-sum-exp",
+        "compiled": "Compiled here",
         "tiled": "Tiles",
         "triton": "Triton kernel",
         "flex": "FlexAttention",
@@ -30,6 +31,8 @@ WAY_WORDS: Mapping[Way, str] = MappingProxyType(
         "dense": "softmax(QKᵀ/√d)V as it is written: all n × n weights stand in memory",
         "sdpa": "torch.nn.functional.scaled_dot_product_attention; a window is a mask of all pairs to it",
         "fused": "PyTorch's own flash kernel, asked for the log-sum-exp: what a recorded forward pass uses",
+        "compiled": "this program's own flash kernel in C: a recorded forward pass over a long input uses it where "
+        "it is quicker",
         "tiled": "the flash algorithm in plain PyTorch, tile by tile, skipping tiles that the rule excludes",
         "triton": "this program's own kernel for GPUs",
         "flex": "torch.nn.attention.flex_attention, compiled, with a block mask for a rule",

@@ -38,9 +38,11 @@ from analysis.scale_curves import (
     share_done,
 )
 from analysis.scale_measure import block_mask, measurements, rule_of, run_of, vectors_of
+from attn_core.flash.compiled import library
 from attn_core.functional import attention
 
 RULES = ("all", "causal", "window")
+compiled = pytest.mark.skipif(library() is None or not library().panel_width(), reason="no C compiler")
 SMALL = ScalePlan(heads=2, width=16, window=48, longest=256)
 HERE = ("dense", "sdpa", "fused", "tiled", "statistics")
 """Ways that compile nothing."""
@@ -63,7 +65,13 @@ def of_kind(found: Found, kind: str) -> list[Any]:
 # What is measured -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("way", "rule"), list(itertools.product(("dense", "sdpa", "fused", "tiled"), RULES)))
+@pytest.mark.parametrize(
+    ("way", "rule"),
+    [
+        *itertools.product(("dense", "sdpa", "fused", "tiled"), RULES),
+        *(pytest.param("compiled", rule, marks=compiled) for rule in ("all", "causal")),
+    ],
+)
 def test_every_way_is_attention_under_the_rule(way: Any, rule: Any) -> None:
     plan = replace(SMALL, rule=rule)
     vectors = vectors_of(plan, 150)
@@ -142,6 +150,10 @@ def test_flex_attention_is_compiled_or_not_here(monkeypatch: pytest.MonkeyPatch)
         ("flex", {"backward": True}, "no backward pass"),
         ("statistics", {"backward": True}, "no backward pass"),
         ("fused", {"device": "cuda"}, "wired up for processors"),
+        ("compiled", {"device": "cuda"}, "code for processors"),
+        ("compiled", {"numbers": "bfloat16"}, "float32 and not in bfloat16"),
+        ("compiled", {"rule": "window"}, "knows no window"),
+        ("compiled", {"backward": True}, "no backward pass"),
     ],
 )
 def test_what_is_not_here_says_why(way: Any, changes: dict[str, Any], said: str) -> None:

@@ -14,9 +14,11 @@ from torch import Tensor
 from attn_core.bias import Bias
 from attn_core.checks import check_query_key_value
 from attn_core.flash.choice import Choice, Implementation, Named, explain_choice
+from attn_core.flash.compiled_forward import compiled_attention, compiled_reason
 from attn_core.flash.fused import fused_attention, fused_reason
+from attn_core.flash.scoring import Scoring
 from attn_core.flash.tiled import tiled_attention
-from attn_core.functional import AttentionOutput, attention
+from attn_core.functional import AttentionOutput, attention, resolve_scale
 from attn_core.masks import MaskRule
 from attn_core.watching import worked
 
@@ -37,8 +39,9 @@ def flash_attention(
 ) -> AttentionOutput:
     """Context and log-sum-exp of attention, with no n × n weights kept.
 
-    Every implementation is differentiable in query, key and value through both results, all but the reference once
-    only. Each tells whoever watches (``attn_core.watching``) of its work.
+    Every implementation but the compiled one, which has no backward pass, is differentiable in query, key and value
+    through both results, all but the reference once only. Each tells whoever watches (``attn_core.watching``) of its
+    work.
 
     Args:
         query: (B, H, Q, D).
@@ -64,7 +67,7 @@ def flash_attention(
     chosen = explain_choice(query, key, value, **options).impl if impl == "auto" else impl
     if chosen not in RUN:
         raise ValueError(
-            f"flash_attention: impl must be auto, {', '.join(list(RUN)[:-1])} or fused but is {impl!r}."
+            f"flash_attention: impl must be auto, {', '.join(list(RUN)[:-1])} or compiled but is {impl!r}."
         )
     return RUN[chosen](query, key, value, **options)
 
@@ -91,10 +94,22 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Attenti
     return fused_attention(query, key, value, **options)
 
 
+def _compiled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
+    rule, scale = options.pop("rule"), options.pop("scale")
+    scoring = Scoring(resolve_scale(scale, query.shape[3]), MaskRule() if rule is None else rule, **options)
+    reason = compiled_reason(query, key, value, scoring)
+    if reason is not None:
+        raise ValueError(
+            f"flash_attention: impl='compiled' cannot compute this because {reason}; use impl='auto'."
+        )
+    return compiled_attention(query, key, value, scoring)
+
+
 RUN: Mapping[Named, Callable[..., AttentionOutput]] = {
     "reference": _reference,
     "tiled": tiled_attention,
     "triton": _triton,
     "fused": _fused,
+    "compiled": _compiled,
 }
 """The implementations by name."""

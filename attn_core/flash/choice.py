@@ -12,6 +12,7 @@ from torch import Tensor
 from attn_core.bias import Bias
 from attn_core.budget import budget_bytes, fits
 from attn_core.checks import check_query_key_value
+from attn_core.flash.compiled_forward import compiled_reason, is_quicker
 from attn_core.flash.cover import Cover
 from attn_core.flash.fused import fused_reason
 from attn_core.flash.scoring import Scoring
@@ -19,8 +20,8 @@ from attn_core.flash.tiled import BLOCK, pieces
 from attn_core.functional import resolve_scale
 from attn_core.masks import MaskRule
 
-Named = Literal["reference", "tiled", "triton", "fused"]
-Implementation = Literal["auto", "reference", "tiled", "triton", "fused"]
+Named = Literal["reference", "tiled", "triton", "fused", "compiled"]
+Implementation = Literal["auto", "reference", "tiled", "triton", "fused", "compiled"]
 
 PROBES = 64
 """Tiles at most that a predicate is asked about; never more than every fourth."""
@@ -69,6 +70,7 @@ def explain_choice(
         "tiled": None,
         "triton": _triton_reason(query, key, value, scoring),
         "fused": fused_reason(query, value, bias=bias, softcap=softcap, sinks=sinks),
+        "compiled": compiled_reason(query, key, value, scoring),
     }
     impl, why = _choice(query, key, rule, reasons)
     return Choice(impl, why, {name: reasons[name] for name in get_args(Named) if name != impl})
@@ -79,6 +81,10 @@ def _choice(
 ) -> tuple[Named, str]:
     if reasons["triton"] is None:
         return "triton", "tensors are on a GPU and the Triton kernels can compute this."
+    if reasons["compiled"] is None and is_quicker(query, key):
+        return "compiled", (
+            "AttnScope's compiled kernel computes the same in clearly less time than PyTorch's on this processor."
+        )
     if reasons["fused"] is not None:
         return "tiled", f"the Triton kernels cannot: {reasons['triton']}; nor the fused: {reasons['fused']}."
     share = _sampled_share(rule, queries=query.shape[2], keys=key.shape[2])

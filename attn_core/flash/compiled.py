@@ -93,6 +93,11 @@ _SIGNATURES = {
     "tile_strongest": (*_TILE, _SIZE, _SIZE, _ADDRESS, _ADDRESS),
     "tile_relevance": (_ADDRESS, *_TILE, _ADDRESS, _SWITCH, _ADDRESS),
     "tile_products": (_ADDRESS, *(_SIZE,) * 4, _ADDRESS, *(_SIZE,) * 4, _ADDRESS),
+    "strip_attention": (
+        *(_ADDRESS, *(_SIZE,) * 5),
+        *(_ADDRESS, _ADDRESS, *(_SIZE,) * 3, ctypes.c_float, _SIZE),
+        *(_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE),
+    ),
     "panel_width": (),
 }
 

@@ -74,16 +74,21 @@ static void keep_largest(const float *values, int64_t count, int64_t first, floa
 #define PANEL (2 * LANES)
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 
-static inline __attribute__((always_inline)) void block_products(const int rows, const float *left, const float *panel,
+static inline __attribute__((always_inline)) void block_products(const int rows, const int add, const float *left,
+                                                                 int64_t left_stride, const float *panel,
                                                                  int64_t width, float *out, int64_t out_stride) {
     lanes sums[ROWS][2];
-    for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = (lanes){0};
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) {
+        sums[i][0] = add ? *(lanes *)(out + i * out_stride) : (lanes){0};
+        sums[i][1] = add ? *(lanes *)(out + i * out_stride + LANES) : (lanes){0};
+    }
     for (int64_t k = 0; k < width; k++) {
         const lanes first = *(const lanes *)(panel + k * PANEL);
         const lanes second = *(const lanes *)(panel + k * PANEL + LANES);
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
-            const float factor = left[i * width + k];
+            const float factor = left[i * left_stride + k];
             sums[i][0] += factor * first;
             sums[i][1] += factor * second;
         }
@@ -95,15 +100,20 @@ static inline __attribute__((always_inline)) void block_products(const int rows,
     }
 }
 
-static void panel_products(int64_t rows, const float *left, const float *panel, int64_t width, float *out,
-                           int64_t out_stride) {
+/* out (rows, PANEL) = left (rows, width) times a panel, or that added to it. */
+static inline __attribute__((always_inline)) void panel_products(const int add, int64_t rows, const float *left,
+                                                                 int64_t left_stride, const float *panel,
+                                                                 int64_t width, float *out, int64_t out_stride) {
     int64_t row = 0;
     for (; row + ROWS <= rows; row += ROWS)
-        block_products(ROWS, left + row * width, panel, width, out + row * out_stride, out_stride);
+        block_products(ROWS, add, left + row * left_stride, left_stride, panel, width, out + row * out_stride,
+                       out_stride);
     for (; row + 4 <= rows; row += 4)
-        block_products(4, left + row * width, panel, width, out + row * out_stride, out_stride);
+        block_products(4, add, left + row * left_stride, left_stride, panel, width, out + row * out_stride,
+                       out_stride);
     for (; row < rows; row++)
-        block_products(1, left + row * width, panel, width, out + row * out_stride, out_stride);
+        block_products(1, add, left + row * left_stride, left_stride, panel, width, out + row * out_stride,
+                       out_stride);
 }
 
 /* out (heads, rows, columns) = rows of left (heads, ·, width) times the keys from first_column on.
@@ -123,12 +133,12 @@ void tile_products(const float *left, int64_t heads, int64_t rows, int64_t width
             for (int64_t start = first_column / PANEL * PANEL; start < stop; start += PANEL) {
                 const float *panel = panels + head / group_size * group_stride + start * width;
                 if (start >= first_column && start + PANEL <= stop) {
-                    panel_products(count, some, panel, width, into + start - first_column, columns);
+                    panel_products(0, count, some, width, panel, width, into + start - first_column, columns);
                     continue;
                 }
                 const int64_t from = start < first_column ? first_column : start;
                 const int64_t to = start + PANEL < stop ? start + PANEL : stop;
-                panel_products(count, some, panel, width, partly, PANEL);
+                panel_products(0, count, some, width, panel, width, partly, PANEL);
                 for (int64_t i = 0; i < count; i++)
                     memcpy(into + i * columns + from - first_column, partly + i * PANEL + from - start,
                            (size_t)(to - from) * sizeof(float));
@@ -136,8 +146,88 @@ void tile_products(const float *left, int64_t heads, int64_t rows, int64_t width
         }
 }
 
+/* Attention of a strip of queries (Dao et al. 2022, algorithm 1, with the sums of a row kept beside it): context
+   (heads, rows, width) and log-sum-exp (heads, rows).
+
+   Query i of the strip sees the keys up to i + last, all where last is no less than their number. Values lie in panels
+   too: the first PANEL numbers of every key, then the second of every key. scale is above 0; widths reach WIDEST. */
+#define TOGETHER (6 * ROWS)
+#define TILE_KEYS 256
+#define WIDEST 256
+
+void strip_attention(const float *query, int64_t heads, int64_t rows, int64_t key_width, int64_t head_stride,
+                     int64_t row_stride, const float *key_panels, const float *value_panels, int64_t group_size,
+                     int64_t keys, int64_t value_width, float scale, int64_t last, float *context,
+                     int64_t context_head_stride, int64_t context_row_stride, float *log_sum_exp,
+                     int64_t lse_head_stride) {
+    const int64_t chunks = (rows + TOGETHER - 1) / TOGETHER;
+    const int64_t padded_keys = (keys + PANEL - 1) / PANEL * PANEL;
+    const int64_t width_panels = (value_width + PANEL - 1) / PANEL;
+#pragma omp parallel for collapse(2) schedule(dynamic) if (heads * rows * keys > 32768)
+    for (int64_t head = 0; head < heads; head++)
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            float scores[TOGETHER * TILE_KEYS] __attribute__((aligned(64)));
+            float sums[TOGETHER * WIDEST] __attribute__((aligned(64))), largest[TOGETHER], total[TOGETHER];
+            const int64_t row = chunk * TOGETHER, count = rows - row < TOGETHER ? rows - row : TOGETHER;
+            const int64_t sum_stride = width_panels * PANEL;
+            const float *left = query + head * head_stride + row * row_stride;
+            const float *own_keys = key_panels + head / group_size * padded_keys * key_width;
+            const float *own_values = value_panels + head / group_size * width_panels * padded_keys * PANEL;
+            const int64_t seen = row + count + last < keys ? (row + count + last > 0 ? row + count + last : 0) : keys;
+            for (int64_t i = 0; i < count * sum_stride; i++) sums[i] = 0.0f;
+            for (int64_t i = 0; i < count; i++) largest[i] = -INFINITY, total[i] = 0.0f;
+            for (int64_t start = 0; start < seen; start += TILE_KEYS) {
+                const int64_t stop = start + TILE_KEYS < seen ? start + TILE_KEYS : seen;
+                const int64_t width = (stop - start + PANEL - 1) / PANEL * PANEL;
+                for (int64_t j = 0; j < width; j += PANEL)
+                    panel_products(0, count, left, row_stride, own_keys + (start + j) * key_width, key_width,
+                                   scores + j, TILE_KEYS);
+                for (int64_t i = 0; i < count; i++) {
+                    float *s = scores + i * TILE_KEYS;
+                    const int64_t allowed = row + i + last + 1 < stop ? row + i + last + 1 : stop;
+                    const int64_t own = allowed > start ? allowed - start : 0;
+                    const float here = scale * largest_of(s, own), highest = here > largest[i] ? here : largest[i];
+                    for (int64_t j = own; j < width; j++) s[j] = 0.0f;
+                    if (own == 0) continue;
+                    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+                    for (int64_t j = 0; j < own; j++) {
+                        s[j] = exponential(scale * s[j] - highest);
+                        sum += s[j];
+                    }
+                    if (highest > largest[i]) {
+                        const float shrink = exponential(largest[i] - highest);
+                        total[i] *= shrink;
+                        float *of_row = sums + i * sum_stride;
+#pragma omp simd
+                        for (int64_t k = 0; k < sum_stride; k++) of_row[k] *= shrink;
+                        largest[i] = highest;
+                    }
+                    total[i] += sum;
+                }
+                for (int64_t panel = 0; panel < width_panels; panel++)
+                    panel_products(1, count, scores, TILE_KEYS,
+                                   own_values + (panel * padded_keys + start) * PANEL, width, sums + panel * PANEL,
+                                   sum_stride);
+            }
+            for (int64_t i = 0; i < count; i++) {
+                const float share = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;
+                float *into = context + head * context_head_stride + (row + i) * context_row_stride;
+                for (int64_t k = 0; k < value_width; k++) into[k] = sums[i * sum_stride + k] * share;
+                log_sum_exp[head * lse_head_stride + row + i] =
+                    total[i] > 0.0f ? largest[i] + logf(total[i]) : -INFINITY;
+            }
+        }
+}
+
 int64_t panel_width(void) { return PANEL; }
 #else
+void strip_attention(const float *query, int64_t heads, int64_t rows, int64_t key_width, int64_t head_stride,
+                     int64_t row_stride, const float *key_panels, const float *value_panels, int64_t group_size,
+                     int64_t keys, int64_t value_width, float scale, int64_t last, float *context,
+                     int64_t context_head_stride, int64_t context_row_stride, float *log_sum_exp,
+                     int64_t lse_head_stride) {}
+
 void tile_products(const float *left, int64_t heads, int64_t rows, int64_t width, int64_t head_stride,
                    const float *panels, int64_t group_size, int64_t group_stride, int64_t first_column,
                    int64_t columns, float *out) {}

@@ -173,13 +173,14 @@ class Panels:
             or not multiplies_quicker()
         ):
             return None
-        return Panels._of(keys, found.panel_width())
+        return Panels.laid_out(keys, found.panel_width())
 
     @staticmethod
-    def _of(keys: Tensor, size: int) -> Panels:
+    def laid_out(keys: Tensor, size: int) -> Panels:
+        """From (G, K, W), S of them in a panel."""
         groups, count, width = keys.shape
         whole = torch.nn.functional.pad(keys, (0, 0, 0, -count % size))
-        return Panels(whole.view(groups, -1, size, width).transpose(2, 3).contiguous(), count)
+        return Panels(whole.reshape(groups, -1, size, width).transpose(2, 3).contiguous(), count)
 
     def products(self, left: Tensor, rows: slice, columns: slice, out: Tensor) -> None:
         """Write some rows of ``left`` (H, Q, W) times some keys into ``out`` (H, r, c)."""
@@ -209,7 +210,7 @@ def multiplies_quicker() -> bool:
     if found is None or not found.panel_width():
         return False
     rows, keys = torch.ones(6, 96, 65), torch.ones(6, 256, 65)
-    out, panels = torch.empty(6, 96, 256), Panels._of(keys, found.panel_width())
+    out, panels = torch.empty(6, 96, 256), Panels.laid_out(keys, found.panel_width())
     ours = _least_time(lambda: panels.products(rows, slice(0, 96), slice(0, 256), out))
     theirs = _least_time(lambda: torch.bmm(rows, keys.mT, out=out))
     return ours < QUICKER * theirs

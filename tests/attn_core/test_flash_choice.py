@@ -33,7 +33,7 @@ def test_auto_gives_what_the_choice_names(case: Case) -> None:
     found, named = (flash_attention(*inputs, **options, impl=impl) for impl in ("auto", chosen.impl))
     assert torch.equal(found.context, named.context)
     assert torch.equal(found.lse, named.lse)
-    assert set(chosen.others) == {"reference", "tiled", "triton", "fused"} - {chosen.impl}
+    assert set(chosen.others) == {"reference", "tiled", "triton", "fused", "compiled"} - {chosen.impl}
 
 
 @given(cases(dtype=torch.float32))
@@ -41,7 +41,7 @@ def test_what_is_said_to_be_impossible_is_refused_and_the_rest_is_not(case: Case
     inputs = case.query, case.key, case.value
     options: dict[str, Any] = {"rule": case.rule, "bias": case.bias, "softcap": case.softcap}
     others = explain_choice(*inputs, **options).others
-    for name in ("reference", "tiled", "fused"):
+    for name in ("reference", "tiled", "fused", "compiled"):
         reason = others.get(name)
         if reason is None:
             flash_attention(*inputs, **options, impl=name)
@@ -59,6 +59,7 @@ def test_the_fused_kernel_is_taken_where_it_computes_the_same() -> None:
         "reference": None,
         "tiled": None,
         "triton": "tensors are on cpu, where Triton has nothing but an interpreter for tests",
+        "compiled": plain.others["compiled"],  # as there is a C compiler
     }
     masked = explain_choice(query, key, value, rule=window_rule(2))
     assert masked.impl == "fused"

@@ -30,7 +30,9 @@ def test_products_are_those_of_float64_at_every_edge(data: st.DataObject) -> Non
     left = torch.randn(groups * each, queries, width, generator=generator)
     right = torch.randn(groups, keys, width, generator=generator)
     out = torch.full((groups * each, bottom - top, last - first), float("nan"))
-    Panels._of(right, library().panel_width()).products(left, slice(top, bottom), slice(first, last), out)
+    Panels.laid_out(right, library().panel_width()).products(
+        left, slice(top, bottom), slice(first, last), out
+    )
     exact = left.double()[:, top:bottom] @ right.double().repeat_interleave(each, 0).mT[:, :, first:last]
     assert_close(out, exact.float(), atol=1e-6 * width, rtol=1e-5)
 
@@ -40,7 +42,7 @@ def test_nothing_is_written_beyond_a_tile() -> None:
     left, right = torch.ones(2, 29, 7), torch.ones(2, 45, 7)
     room = torch.full((2 * 13 * 11 + 64,), -1.0)
     out = room[32 : 32 + 2 * 13 * 11].view(2, 13, 11)
-    Panels._of(right, library().panel_width()).products(left, slice(16, 29), slice(34, 45), out)
+    Panels.laid_out(right, library().panel_width()).products(left, slice(16, 29), slice(34, 45), out)
     assert bool((out == 7.0).all())
     assert bool((room[:32] == -1.0).all())
     assert bool((room[-32:] == -1.0).all())

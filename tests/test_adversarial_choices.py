@@ -171,6 +171,7 @@ def test_no_two_parameters_of_a_link_have_one_name():
         "view",
         "model",
         "rev",
+        "numbers",
         "layer",
         "head",
         "sample",

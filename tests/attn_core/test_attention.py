@@ -192,7 +192,7 @@ def test_a_named_implementation_fails_rather_than_falls_back() -> None:
     with pytest.raises(ValueError, match="impl='fused' cannot compute this because scores are soft-capped"):
         flash_attention(query, key, value, softcap=2.0, impl="fused")
     with pytest.raises(
-        ValueError, match="impl must be auto, reference, tiled, triton or fused but is 'fast'"
+        ValueError, match="impl must be auto, reference, tiled, triton, fused or compiled but is 'fast'"
     ):
         flash_attention(query, key, value, impl="fast")  # type: ignore[arg-type]
 

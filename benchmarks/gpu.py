@@ -62,6 +62,7 @@ def forward_runs(given: Vectors, *, causal: bool) -> dict[str, Callable[[], torc
 
     query, key, value = given
     size, rule = query.shape[2], MaskRule(causal=causal)
+    torch.compiler.reset()  # or FlexAttention runs uncompiled once there were too many shapes
 
     def by_backend(backend: SDPBackend) -> Callable[[], torch.Tensor]:
         def run() -> torch.Tensor:
@@ -199,28 +200,61 @@ def attention_tables(
             print_table(f"Backward, {kind}: TFLOP/s (ratio: target 0.55)", columns, backward)
 
 
+def check_maps(device: str, dtype: torch.dtype) -> None:
+    """Make sure that the one walk over a map gives what the dense map gives, the same in every run.
+
+    Raises:
+        RuntimeError: if a number is off by more than 10⁻⁶ · max(10, largest log-sum-exp) times what it is summed
+            over, or if two runs differ, since programs disturb each other.
+    """
+    import torch
+
+    from attn_core import MaskRule, attention
+    from attn_core.flash import triton_maps
+    from attn_core.flash.scoring import Scoring
+
+    for rule in (MaskRule(), MaskRule(causal=True), MaskRule(causal=True, window=100)):
+        query, key, value = (
+            tensor.detach() for tensor in vectors(999, 64, dtype, device, tokens=1)
+        )  # no whole tiles
+        exact = attention(query.double(), key.double(), value.double(), rule=rule)
+        lse, weights = exact.lse.float(), exact.weights
+        left = torch.rand(1, 1, 1, 999, device=device)
+        for parts in (1, 3, None):  # blocks of queries one after the other, and beside each other
+            first, again = (
+                triton_maps.statistics(query, key, lse, Scoring(0.125, rule), left=left, parts=parts)
+                for _ in range(2)
+            )
+            assert first.rolled is not None
+            assert again.rolled is not None
+            allowed = 1e-6 * max(10.0, float(lse.abs().max()))
+            errors = {
+                "entropy": (first.rows.entropy - torch.special.entr(weights).sum(-1)) / 7,  # log 999
+                "largest": first.rows.largest - weights.amax(-1),
+                "received": (first.received - weights.sum(-2)) / 999,
+                "rolled": (first.rolled - left.double() @ weights) / left.sum(),
+            }
+            for name, error in errors.items():
+                if not error.abs().max() <= allowed:
+                    raise RuntimeError(
+                        f"check_maps: {name} is off by {error.abs().max():.1e} where {allowed:.1e} is allowed "
+                        f"({rule}, parts {parts}); mend the kernel before measuring it."
+                    )
+            if not (torch.equal(first.received, again.received) and torch.equal(first.rolled, again.rolled)):
+                raise RuntimeError(f"check_maps: two runs differ ({rule}, parts {parts}); mend the kernel.")
+
+
 def map_table(
     sizes: Sequence[int], dtype: torch.dtype, device: str, milliseconds: Callable[[Run], float]
 ) -> None:
-    """One pass of statistics, received attention and a rollout step, against the fastest forward pass (goal 23)."""
+    """One walk for statistics, received attention and a rollout step, against the fastest forward pass (goal 23)."""
     import torch
 
-    from attn_core import attention
     from attn_core.flash import triton_maps
     from attn_core.flash.scoring import Scoring
     from attn_core.flash.triton_forward import triton_attention
 
     with torch.no_grad():
-        query, key, value = vectors(300, 64, dtype, device, tokens=1)
-        lse = triton_attention(query, key, value).lse
-        weights = attention(query.double(), key.double(), value.double()).weights
-        error = (
-            (triton_maps.statistics(query, key, lse, Scoring(0.125)).received - weights.sum(2)).abs().max()
-        )
-        if not error < 1e-2:
-            raise RuntimeError(
-                f"map_table: received attention is off by {error:.1e}; mend it before measuring it."
-            )
         rows = []
         for size in sizes:
             query, key, value = vectors(size, 64, dtype, device)
@@ -231,10 +265,13 @@ def map_table(
             fastest = min(
                 timed({name: runs[name] for name in BACKENDS}, milliseconds, dense=size <= 8192).values()
             )
-            mine = milliseconds(partial(triton_maps.statistics, query, key, lse, scoring, left=left))
-            rows.append([str(size), f"{fastest:.2f}", f"{mine:.2f}", f"{mine / fastest:.2f}"])
+            walk = partial(triton_maps.statistics, query, key, lse, scoring, left=left)
+            mine, whole = (milliseconds(partial(walk, detailed=detailed)) for detailed in (False, True))
+            times = [f"{fastest:.2f}", f"{mine:.2f}", f"{mine / fastest:.2f}"]
+            rows.append([str(size), *times, f"{whole:.2f}", f"{whole / fastest:.2f}"])
     title = "Statistics, received attention and rollout, width 64 (ratio: target 1.0, limit 2.0)"
-    print_table(title, ["n", "fastest forward, ms", "one pass, ms", "ratio"], rows)
+    columns = ["n", "fastest forward, ms", "as views ask, ms", "ratio", "with details, ms", "ratio"]
+    print_table(title, columns, rows)
 
 
 def memory_table(size: int, dtype: torch.dtype, device: str) -> None:
@@ -296,6 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return float(do_bench(run, return_mode="median"))
 
     check_exact("cuda", dtype)
+    check_maps("cuda", dtype)
     attention_tables(options.sizes, options.widths, dtype, "cuda", milliseconds)
     map_table([size for size in options.sizes if size >= 4096], dtype, "cuda", milliseconds)
     memory_table(32768, dtype, "cuda")

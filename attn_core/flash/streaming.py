@@ -54,18 +54,21 @@ class Factors:
         query: (H, Q, D), ``key``: (G, K, D), in the dtype that scores are made in.
         lse: (H, Q).
         scoring: how scores are made; a bias may have one item only.
+        recorded: query and key in the dtype of the model, which kernels multiply as they are; None where it is that.
     """
 
     query: Tensor
     key: Tensor
     lse: Tensor
     scoring: Scoring
+    recorded: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def of(query: Tensor, key: Tensor, lse: Tensor, scoring: Scoring) -> Factors:
         """From (1, H, Q, D), (1, G, K, D) and (1, H, Q)."""
         dtype = at_least_float32(query).dtype
-        return Factors(query[0].to(dtype), key[0].to(dtype), lse[0].to(dtype), scoring)
+        recorded = None if dtype == query.dtype else (query[0], key[0])
+        return Factors(query[0].to(dtype), key[0].to(dtype), lse[0].to(dtype), scoring, recorded)
 
     @property
     def heads(self) -> int:
@@ -90,12 +93,9 @@ class Factors:
     def of_head(self, head: int) -> Factors:
         """The map of one head."""
         group = head // (self.heads // self.key.shape[0])
-        return Factors(
-            self.query[head : head + 1],
-            self.key[group : group + 1],
-            self.lse[head : head + 1],
-            self.scoring.of_head(head),
-        )
+        own, shared = slice(head, head + 1), slice(group, group + 1)
+        recorded = None if self.recorded is None else (self.recorded[0][own], self.recorded[1][shared])
+        return Factors(self.query[own], self.key[shared], self.lse[own], self.scoring.of_head(head), recorded)
 
     @cached_property
     def kernels(self) -> ModuleType | None:
@@ -112,7 +112,8 @@ class Factors:
     @property
     def whole(self) -> tuple[Tensor, Tensor, Tensor, Scoring]:
         """Query, key and log-sum-exp with a batch of one, and the scoring, as kernels take them."""
-        return self.query[None], self.key[None], self.lse[None], self.scoring
+        query, key = self.recorded or (self.query, self.key)
+        return query[None], key[None], self.lse[None], self.scoring
 
     @cached_property
     def _level(self) -> Tensor:

@@ -347,7 +347,9 @@ def query_gradients(
 
 def query_configs(chip: Chip, inputs: Inputs) -> list[triton.Config]:
     """Tiles of ``query_gradients`` that the autotuner tries, from those that compile without spills."""
-    if inputs.element_size == 4:
+    if inputs.precision == "tf32x3":
+        tiles = {64: [(32, 32, 4, 1), (32, 32, 8, 1)], 128: [(16, 16, 8, 1), (16, 16, 4, 1)]}
+    elif inputs.element_size == 4:
         tiles = {64: [(32, 32, 4, 1), (32, 32, 8, 1)], 128: [(32, 16, 8, 1)], 256: [(16, 16, 8, 1)]}
     else:
         tiles = {
@@ -360,8 +362,15 @@ def query_configs(chip: Chip, inputs: Inputs) -> list[triton.Config]:
 
 def key_value_configs(chip: Chip, inputs: Inputs) -> list[triton.Config]:
     """Tiles of ``key_value_gradients``, which holds two sums and two tiles in registers and so takes smaller ones."""
-    if inputs.element_size == 4:
-        tiles = {64: [(32, 32, 4, 1)], 128: [(16, 32, 8, 1), (16, 16, 8, 1)], 256: [(16, 16, 8, 1)]}
+    if inputs.precision == "tf32x3":
+        tiles = {64: [(32, 32, 8, 1), (16, 32, 4, 1)], 128: [(16, 16, 8, 1)]}
+    elif inputs.element_size == 4:
+        large = (32, 32, 8, 1) if chip.capability >= (9, 0) else (32, 32, 4, 1)
+        tiles = {
+            64: [large, (16, 32, 4, 1)],
+            128: [(16, 32, 8, 1), (16, 16, 8, 1)],
+            256: [(16, 16, 8, 1)],
+        }
     elif chip.capability >= (9, 0):
         tiles = {
             64: [(32, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2)],
@@ -431,7 +440,7 @@ def backward_arguments(
         "VALUE_WIDTH": value_width,
         "BLOCK_WIDTH": padded_width(width),
         "BLOCK_VALUE_WIDTH": padded_width(value_width),
-        "PRECISION": input_precision(query, precision),
+        "PRECISION": input_precision(precision, query, value),
     }
 
 
@@ -463,7 +472,7 @@ def backward_pass(
     arguments = backward_arguments(
         query, key, value, context_gradient, rows, correction, scoring=scoring, precision=precision
     )
-    inputs = Inputs.of(query, key, value, scoring)
+    inputs = Inputs.of(query, key, value, scoring, precision)
 
     def run(kernel: Any, positions: int, axis: str, programs: int, **outputs: Any) -> None:
         def grid(meta: dict[str, Any]) -> tuple[int]:

@@ -37,6 +37,9 @@ by up to 0.03 where scores are large."""
 WIDEST = 256
 """Widest head: a block of queries and its context have to stay in the registers of one program."""
 
+WIDEST_THREEFOLD = 128
+"""Widest head, padded, that three products of TF32 are taken for."""
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 LOG2E: tl.constexpr = tl.constexpr(math.log2(math.e))
@@ -239,9 +242,14 @@ def padded_width(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
-def input_precision(query: Tensor, precision: Precision) -> str:
-    """The precision of products in a kernel; only float32 leaves a choice."""
-    return precision if query.dtype == torch.float32 else "ieee"
+def input_precision(precision: Precision, *matrices: Tensor) -> Precision:
+    """The precision of products of matrices (B, H, N, D) in a kernel; only float32 leaves a choice.
+
+    Wider heads than WIDEST_THREEFOLD are multiplied exactly: three products of TF32 hold both operands twice, for
+    which a thread has no registers.
+    """
+    widest = max(padded_width(matrix.shape[3]) for matrix in matrices)
+    return precision if matrices[0].dtype == torch.float32 and widest <= WIDEST_THREEFOLD else "ieee"
 
 
 def length_class(keys: int) -> int:

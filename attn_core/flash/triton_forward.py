@@ -309,6 +309,7 @@ class Inputs:
         element_size: bytes of a number.
         has_descriptors: whether query, key and value may be read through tensor descriptors.
         is_bare: nothing is read in the loop over keys but keys and values: no bias, padding, prefix or documents.
+        precision: of products.
     """
 
     width: int
@@ -316,6 +317,7 @@ class Inputs:
     is_causal: bool
     has_descriptors: bool
     is_bare: bool
+    precision: Precision = "ieee"
 
     @property
     def width_class(self) -> int:
@@ -323,13 +325,14 @@ class Inputs:
         return next(width for width in (64, 128, 256) if self.width <= width)
 
     @staticmethod
-    def of(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Inputs:
+    def of(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, precision: Precision) -> Inputs:
         """Of one call."""
         width = padded_width(max(query.shape[3], value.shape[3]))
         aligned = all(map(takes_descriptor, (query, key, value)))
         rule = scoring.rule
         bare = scoring.bias is None and rule.key_valid is None and not rule.has_pair_parts
-        return Inputs(width, query.element_size(), rule.causal, aligned, bare)
+        products = input_precision(precision, query, value)
+        return Inputs(width, query.element_size(), rule.causal, aligned, bare, products)
 
 
 @dataclass(frozen=True)
@@ -363,7 +366,8 @@ def forward_configs(chip: Chip, inputs: Inputs) -> list[triton.Config]:
     """Tiles and variants that the autotuner tries, from those that compile without spills for these inputs.
 
     * Half precision, up to a width of 128: 128 queries by 64 or 128 keys; wider heads take half as many. float32 is
-      multiplied by the plain units, whose operands are in registers, so its tiles are small.
+      multiplied by the plain units, whose operands are in registers, so its tiles are small; for three products of
+      TF32 registers hold both operands twice.
     * Tensor descriptors (TMA) exist from sm_90 on, and only for rows that begin at multiples of 16 bytes.
     * A persistent grid is tried for causal rules, whose blocks differ in length, where one program fills a processor.
     * Warp specialisation: Hopper, with all of query, key and value read through descriptors made in the kernel,
@@ -371,6 +375,9 @@ def forward_configs(chip: Chip, inputs: Inputs) -> list[triton.Config]:
       it fails in the compiler. Only the versions that it was compiled with are trusted.
     """
     is_hopper = chip.capability >= (9, 0)
+    if inputs.precision == "tf32x3":
+        tiles = {64: [(32, 32, 8, 1)], 128: [(32, 16, 8, 1), (16, 16, 4, 1)]}
+        return [forward_config(*tile) for tile in tiles[inputs.width_class]]
     if inputs.element_size == 4:
         tiles = {
             64: [(32, 32, 4, 1), (32, 32, 8, 1)],
@@ -483,7 +490,7 @@ def forward_arguments(
         "VALUE_WIDTH": value.shape[3],
         "BLOCK_WIDTH": padded_width(width),
         "BLOCK_VALUE_WIDTH": padded_width(value.shape[3]),
-        "PRECISION": input_precision(query, precision),
+        "PRECISION": input_precision(precision, query, value),
         "HAS_SINKS": scoring.sinks is not None,
         "KEEPS_ROWS": keeps_rows,
     }
@@ -520,7 +527,7 @@ def forward_pass(
 
     with on_device_of(query):
         if config is None and not interpreted():
-            inputs = Inputs.of(query, key, value, scoring)
+            inputs = Inputs.of(query, key, value, scoring, precision)
             allow_descriptors(query.device)
             _tuned_forward(chip, inputs)[grid](**arguments, enable_fp_fusion=True)
         else:

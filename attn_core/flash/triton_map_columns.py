@@ -32,7 +32,7 @@ def _load_factors(left, item, head, rows, queries, count, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _load_factor(left, item, head, rows, queries):
+def load_factor(left, item, head, rows, queries):
     """(R,) the one factor of each row."""
     corner = left.pointer + item.to(tl.int64) * left.item + head.to(tl.int64) * left.head
     return tl.load(corner + rows * left.column, mask=rows < queries, other=0.0)
@@ -40,9 +40,9 @@ def _load_factor(left, item, head, rows, queries):
 
 @triton.jit
 def _add_columns(
-    received, rolled, query, k, lse, left, scoring, item, head, heads, columns, start, stop, count,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr, RECEIVED: tl.constexpr,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr, MIXING: tl.constexpr,
+    rolled, query, k, lse, left, scoring, item, head, heads, columns, start, stop, count,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, MIXING: tl.constexpr,
 ):  # fmt: skip
     for first in tl.range(start, stop, ROWS):
         rows = first + tl.arange(0, ROWS)
@@ -54,34 +54,31 @@ def _add_columns(
             product, level[None, :], scoring, item, head, rows[None, :], columns[:, None], MASKED
         )
         weights = tl.exp2(logs)  # (C, R)
-        if RECEIVED:
-            received += tl.sum(weights, axis=1)
         if COUNT == 1:
-            rolled += tl.sum(weights * _load_factor(left, item, head, rows, scoring.queries)[None, :], axis=1)
-        elif COUNT > 1:
+            rolled += tl.sum(weights * load_factor(left, item, head, rows, scoring.queries)[None, :], axis=1)
+        else:
             factors = _load_factors(left, item, head, rows, scoring.queries, count, COUNT)
             rolled = tl.dot(weights, factors, rolled, input_precision=MIXING)
-    return received, rolled
+    return rolled
 
 
 @triton.jit
-def column_sums_kernel(
-    query, key, lse, left, received_out, out, scoring, heads, pairs, count,
+def apply_left_kernel(
+    query, key, lse, left, out, scoring, heads, pairs, count,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
-    RECEIVED: tl.constexpr, PRECISION: tl.constexpr, MIXING: tl.constexpr,
+    PRECISION: tl.constexpr, MIXING: tl.constexpr,
 ):  # fmt: skip
-    """``out`` (S, B, H, R, K) = ``left`` (B, H, R, Q by strides) @ weights; ``received_out`` (S, B, H, K) their sums.
+    """``out`` (S, B, H, R, K) = ``left`` (B, H, R, Q by strides) @ weights.
 
-    S are the parts of the queries (third axis of the grid), ``pairs`` is B · H. R = ``count`` ≤ COUNT, which is 0 for
-    none, 1, or at least 16.
+    S are the parts of the queries (third axis of the grid), ``pairs`` is B · H. R = ``count`` ≤ COUNT, which is 1 or
+    at least 16.
     """
     first = tl.program_id(0) * COLUMNS
     item = tl.program_id(1) // heads
     head = tl.program_id(1) % heads
     columns = first + tl.arange(0, COLUMNS)
     k = load_tile(key, item, head // scoring.group, first, scoring.keys, WIDTH, COLUMNS, PADDED, True)
-    received = tl.zeros((COLUMNS,), tl.float32)
-    if COUNT <= 1:
+    if COUNT == 1:
         rolled = tl.zeros((COLUMNS,), tl.float32)
     else:
         rolled = tl.zeros((COLUMNS, COUNT), tl.float32)
@@ -89,26 +86,24 @@ def column_sums_kernel(
     start, stop = split_span(seen_start, seen_stop, ROWS)
     whole_start, whole_stop = whole_query_span(scoring, item, first, start, stop, ROWS, COLUMNS)
     if scoring.is_causal or scoring.has_window:  # else there is nothing before the tiles that need no mask
-        received, rolled = _add_columns(
-            received, rolled, query, k, lse, left, scoring, item, head, heads, columns, start, whole_start, count,
-            WIDTH, PADDED, ROWS, COUNT, RECEIVED, True, PRECISION, MIXING,
+        rolled = _add_columns(
+            rolled, query, k, lse, left, scoring, item, head, heads, columns, start, whole_start, count,
+            WIDTH, PADDED, ROWS, COUNT, True, PRECISION, MIXING,
         )  # fmt: skip
     if not (scoring.has_key_valid or scoring.has_documents):  # else every tile needs one
-        received, rolled = _add_columns(
-            received, rolled, query, k, lse, left, scoring, item, head, heads, columns, whole_start, whole_stop,
-            count, WIDTH, PADDED, ROWS, COUNT, RECEIVED, False, PRECISION, MIXING,
+        rolled = _add_columns(
+            rolled, query, k, lse, left, scoring, item, head, heads, columns, whole_start, whole_stop, count,
+            WIDTH, PADDED, ROWS, COUNT, False, PRECISION, MIXING,
         )  # fmt: skip
-    received, rolled = _add_columns(
-        received, rolled, query, k, lse, left, scoring, item, head, heads, columns, whole_stop, stop, count,
-        WIDTH, PADDED, ROWS, COUNT, RECEIVED, True, PRECISION, MIXING,
+    rolled = _add_columns(
+        rolled, query, k, lse, left, scoring, item, head, heads, columns, whole_stop, stop, count,
+        WIDTH, PADDED, ROWS, COUNT, True, PRECISION, MIXING,
     )  # fmt: skip
     pair = tl.program_id(2).to(tl.int64) * pairs + tl.program_id(1)
     inside = columns < scoring.keys
-    if RECEIVED:
-        tl.store(received_out + pair * scoring.keys + columns, received, mask=inside)
     if COUNT == 1:
         tl.store(out + pair * scoring.keys + columns, rolled, mask=inside)
-    elif COUNT > 1:
+    else:
         factor = tl.arange(0, COUNT)
         at = (pair * count + factor[None, :]) * scoring.keys + columns[:, None]
         tl.store(out + at, rolled, mask=inside[:, None] & (factor[None, :] < count))
@@ -170,7 +165,7 @@ def relevance_columns_kernel(
         )  # fmt: skip
         if COUNT == 1:
             rolled += tl.sum(
-                fused * _load_factor(left, item, item * 0, rows, scoring.queries)[None, :], axis=1
+                fused * load_factor(left, item, item * 0, rows, scoring.queries)[None, :], axis=1
             )
         else:
             factors = _load_factors(left, item, item * 0, rows, scoring.queries, count, COUNT)

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from attn_core.flash.triton_common import (
-    LN2,
     LOG2E,
     allowed_pairs,
     biased_scores,
@@ -20,9 +19,6 @@ from attn_core.flash.triton_common import (
     scaled_scores,
     whole_key_span,
 )
-
-LOWEST: tl.constexpr = tl.constexpr(-1e4)
-"""Stands for −∞ where a logarithm is multiplied by its own exponential, which is 0 from −150 on."""
 
 
 @triton.jit
@@ -65,133 +61,6 @@ def gathered_rows(matrix, item, head, places, inside, WIDTH: tl.constexpr, PADDE
     column = tl.arange(0, PADDED)
     pointers = corner + places[:, None].to(tl.int64) * matrix.row + column[None, :] * matrix.column
     return tl.load(pointers, mask=inside[:, None] & (column[None, :] < WIDTH), other=0.0)
-
-
-@triton.jit
-def _paired_weights(
-    q, key, level, scoring, item, head, rows, places, WIDTH: tl.constexpr, PADDED: tl.constexpr
-):  # fmt: skip
-    """(R,) weight of one key for each row, at ``places``; 0 where there is no such key."""
-    inside = (places >= 0) & (places < scoring.keys)
-    places = tl.where(inside, places, scoring.keys)
-    k = gathered_rows(key, item, head // scoring.group, places, inside, WIDTH, PADDED)
-    product = tl.sum(q.to(tl.float32) * k.to(tl.float32), axis=1)[:, None]
-    logs = logs_of_products(
-        product, level[:, None], scoring, item, head, rows[:, None], places[:, None], True
-    )
-    return tl.sum(tl.exp2(logs), axis=1)
-
-
-@triton.jit
-def _load_positions(pointer, places, count):
-    return tl.load(pointer + places, mask=places < count, other=0.0)
-
-
-@triton.jit
-def _add_row_sums(
-    sums, q, key, level, row_x, row_y, column_x, column_y, counted, barred, scoring, item, head, rows, start, stop,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
-    GRID: tl.constexpr, COUNTED: tl.constexpr, BARRED: tl.constexpr,
-):  # fmt: skip
-    """``sums`` with the key tiles from ``start`` to ``stop``."""
-    entropy, squares, distance, direction, largest, strongest, largest_open, strongest_open = sums
-    for first in tl.range(start, stop, COLUMNS):
-        columns = first + tl.arange(0, COLUMNS)
-        k = load_tile(key, item, head // scoring.group, first, scoring.keys, WIDTH, COLUMNS, PADDED, MASKED)
-        logs = log_weights(q, k, level, scoring, item, head, rows, columns, MASKED, PRECISION)
-        # The largest and, of the keys that have it, the first; a later tile has to be larger to count.
-        here = tl.max(logs, axis=1)
-        place = tl.min(tl.where(logs == here[:, None], columns[None, :], 2147483647), axis=1)
-        strongest = tl.where(here > largest, place, strongest)
-        largest = tl.maximum(here, largest)
-        if BARRED:
-            open_logs = logs + _load_positions(barred, columns, scoring.keys)[None, :]
-            here = tl.max(open_logs, axis=1)
-            place = tl.min(tl.where(open_logs == here[:, None], columns[None, :], 2147483647), axis=1)
-            strongest_open = tl.where(here > largest_open, place, strongest_open)
-            largest_open = tl.maximum(here, largest_open)
-        finite = tl.maximum(logs, LOWEST)
-        weights = tl.exp2(finite)
-        entropy -= tl.sum(weights * finite, axis=1)
-        squares += tl.sum(weights * weights, axis=1)
-        if COUNTED:
-            weights *= _load_positions(counted, columns, scoring.keys)[None, :]
-        along = _load_positions(column_x, columns, scoring.keys)[None, :] - row_x[:, None]
-        if GRID:
-            down = _load_positions(column_y, columns, scoring.keys)[None, :] - row_y[:, None]
-            distance += tl.sum(weights * tl.sqrt(along * along + down * down), axis=1)
-        else:
-            distance += tl.sum(weights * tl.abs(along), axis=1)
-            direction += tl.sum(weights * along, axis=1)
-    return entropy, squares, distance, direction, largest, strongest, largest_open, strongest_open
-
-
-@triton.jit
-def row_statistics_kernel(
-    query, key, lse, found, places, row_x, row_y, column_x, column_y, counted, barred, scoring, heads, plane,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    GRID: tl.constexpr, COUNTED: tl.constexpr, BARRED: tl.constexpr,
-):  # fmt: skip
-    """Numbers of each row in one pass over its keys.
-
-    ``found`` (10, B, H, Q): entropy, Σ weight², distance, direction, largest weight, largest weight of keys that are
-    not barred, then the weights of the own place, the one before, the one after and key 0. ``places`` (2, B, H, Q):
-    first keys of the two largest. ``plane`` is B · H · Q.
-    """
-    first_row = tl.program_id(0) * ROWS
-    item = tl.program_id(1) // heads
-    head = tl.program_id(1) % heads
-    queries = scoring.queries
-    rows = first_row + tl.arange(0, ROWS)
-    q = load_tile(query, item, head, first_row, queries, WIDTH, ROWS, PADDED, True)
-    level = row_levels(lse, item, head, heads, rows, queries)
-    x = _load_positions(row_x, rows, queries)
-    y = x
-    if GRID:
-        y = _load_positions(row_y, rows, queries)
-    zero = tl.zeros((ROWS,), tl.float32)
-    lowest = tl.full((ROWS,), float("-inf"), tl.float32)
-    nowhere = tl.zeros((ROWS,), tl.int32)
-    sums = (zero, zero, zero, zero, lowest, nowhere, lowest, nowhere)
-
-    start, stop = key_span(scoring, item, first_row, ROWS)
-    whole_start, whole_stop = whole_key_span(scoring, item, first_row, start, stop, ROWS, COLUMNS)
-    if scoring.has_window:  # else there is nothing before the tiles that need no mask
-        sums = _add_row_sums(
-            sums, q, key, level, x, y, column_x, column_y, counted, barred, scoring, item, head, rows,
-            start, whole_start, WIDTH, PADDED, COLUMNS, True, PRECISION, GRID, COUNTED, BARRED,
-        )  # fmt: skip
-    if not (scoring.has_key_valid or scoring.has_documents):  # else every tile needs one
-        sums = _add_row_sums(
-            sums, q, key, level, x, y, column_x, column_y, counted, barred, scoring, item, head, rows,
-            whole_start, whole_stop, WIDTH, PADDED, COLUMNS, False, PRECISION, GRID, COUNTED, BARRED,
-        )  # fmt: skip
-    sums = _add_row_sums(
-        sums, q, key, level, x, y, column_x, column_y, counted, barred, scoring, item, head, rows,
-        whole_stop, stop, WIDTH, PADDED, COLUMNS, True, PRECISION, GRID, COUNTED, BARRED,
-    )  # fmt: skip
-
-    entropy, squares, distance, direction, largest, strongest, largest_open, strongest_open = sums
-    inside = rows < queries
-    at = (item.to(tl.int64) * heads + head) * queries + rows
-    tl.store(found + at, entropy * LN2, mask=inside)
-    tl.store(found + plane + at, squares, mask=inside)
-    tl.store(found + 2 * plane + at, distance, mask=inside)
-    tl.store(found + 3 * plane + at, direction, mask=inside)
-    tl.store(found + 4 * plane + at, tl.exp2(largest), mask=inside)
-    tl.store(found + 5 * plane + at, tl.exp2(largest_open), mask=inside)
-    tl.store(places + at, strongest, mask=inside)
-    tl.store(places + plane + at, strongest_open, mask=inside)
-    # One key of each row at a time: products of pairs, not of tiles.
-    place = rows + (scoring.keys - queries)
-    own = _paired_weights(q, key, level, scoring, item, head, rows, place, WIDTH, PADDED)
-    before = _paired_weights(q, key, level, scoring, item, head, rows, place - 1, WIDTH, PADDED)
-    after = _paired_weights(q, key, level, scoring, item, head, rows, place + 1, WIDTH, PADDED)
-    beginning = _paired_weights(q, key, level, scoring, item, head, rows, place * 0, WIDTH, PADDED)
-    tl.store(found + 6 * plane + at, own, mask=inside)
-    tl.store(found + 7 * plane + at, before, mask=inside)
-    tl.store(found + 8 * plane + at, after, mask=inside)
-    tl.store(found + 9 * plane + at, beginning, mask=inside)
 
 
 @triton.jit

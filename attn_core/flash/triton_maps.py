@@ -5,8 +5,8 @@ made, read and forgotten: memory is that of query, key and the answer. Every fun
 at once, key heads shared by groups of query heads and never repeated, any length and any strides.
 
 The log-sum-exp has to be that of the same scores in the same precision: one that is off by ε misscales its row by
-e^ε. float32 products are formed as float32 ("ieee") or from three products of TF32 ("tf32x3"), float16 and bfloat16
-exactly, all summed in float32; what weights are multiplied with is float32 as well.
+e^ε. float32 products are formed as float32 ("ieee") or from three products of TF32 ("tf32x3", where heads are not
+too wide for it), float16 and bfloat16 exactly, all summed in float32; weights are multiplied in float32 as well.
 
 Tested in Triton's interpreter, and compiled for sm_80 and sm_90. Nothing here has been timed on a GPU.
 """
@@ -25,25 +25,23 @@ from attn_core.flash.streaming import with_other_keys
 from attn_core.flash.triton_common import Precision, Strided, triton
 from attn_core.flash.triton_map_bins import pooled_kernel
 from attn_core.flash.triton_map_calls import (
+    MOST_PARTS,
     MapCall,
     blocks,
     expanded,
     padded,
     padded_count,
     parts_of,
+    statistics_kind,
     usable,
 )
 from attn_core.flash.triton_map_columns import (
-    column_sums_kernel,
+    apply_left_kernel,
     relevance_columns_kernel,
     relevance_rows_kernel,
 )
-from attn_core.flash.triton_map_rows import (
-    apply_kernel,
-    block_kernel,
-    row_statistics_kernel,
-    top_links_kernel,
-)
+from attn_core.flash.triton_map_rows import apply_kernel, block_kernel, top_links_kernel
+from attn_core.flash.triton_map_statistics import neighbours_kernel, statistics_kernel
 from attn_core.watching import worked
 
 __all__ = [
@@ -52,12 +50,10 @@ __all__ = [
     "apply",
     "apply_left",
     "block",
-    "column_sums",
     "pooled",
     "relevance_rows",
     "relevance_step",
     "row",
-    "row_statistics",
     "statistics",
     "top_links",
     "usable",
@@ -69,6 +65,9 @@ MOST_LINKS = 32
 WIDEST_FACTORS = 64
 """Most columns that weights are multiplied with at once; more are done one part after the other."""
 
+MOST_IN_WALK = 15
+"""Most factors of rows that ``statistics`` takes along in its one walk."""
+
 
 @dataclass(frozen=True, eq=False)
 class RowStatistics:
@@ -76,30 +75,31 @@ class RowStatistics:
 
     Attributes:
         entropy: nats.
-        squares: Σ weight².
-        distance: Σ weight · distance of key and query; ``direction``: Σ weight · (key − query), 0 on a grid.
-        largest: largest weight; ``strongest``: int64, the first key that has it.
-        largest_open, strongest_open: the same over keys that are not barred; None where no key is.
+        distance: Σ weight · distance of key and query.
+        largest: largest weight.
         own, previous, following, first: weight on the query's own place, the ones beside it, and key 0.
+        squares: Σ weight²; ``direction``: Σ weight · (key − query), 0 on a grid; ``strongest``: int64, the first key
+            that has the largest weight. None unless details were asked for.
+        largest_open, strongest_open: the largest over keys that are not barred; None where no key is.
     """
 
     entropy: Tensor
-    squares: Tensor
     distance: Tensor
-    direction: Tensor
     largest: Tensor
-    strongest: Tensor
-    largest_open: Tensor | None
-    strongest_open: Tensor | None
     own: Tensor
     previous: Tensor
     following: Tensor
     first: Tensor
+    squares: Tensor | None
+    direction: Tensor | None
+    strongest: Tensor | None
+    largest_open: Tensor | None
+    strongest_open: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
 class MapStatistics:
-    """What ``statistics`` finds.
+    """What ``statistics`` finds in one walk.
 
     Attributes:
         rows: numbers of each row.
@@ -112,50 +112,76 @@ class MapStatistics:
     rolled: Tensor | None
 
 
-def row_statistics(
+def statistics(
     query: Tensor,
     key: Tensor,
     lse: Tensor,
     scoring: Scoring,
     *,
+    left: Tensor | None = None,
     row_positions: Tensor | None = None,
     column_positions: Tensor | None = None,
     counted: Tensor | None = None,
     barred: Tensor | None = None,
+    detailed: bool = True,
     precision: Precision = "ieee",
-) -> RowStatistics:
-    """What each query does, in one pass over its keys.
+    parts: int | None = None,
+) -> MapStatistics:
+    """What each query does, what each key receives and, with ``left``, the step of a rollout, in one walk over tiles.
+
+    The log-sum-exp of the rows is known, so a tile is made once and gives to rows and keys alike. Each of ``parts``
+    programs adds what keys receive to memory of its own, which is summed at the end: no atomic addition, and the same
+    numbers in every run. That memory is at most half of query and key, or the size of the answer.
 
     Args:
         query, key, lse: (B, H, Q, D), (B, G, K, D) and (B, H, Q).
+        left: (B or 1, H or 1, R, Q) factors of the rows, such as the row of a rollout. More than MOST_IN_WALK
+            are done by ``apply_left``, which walks over the map again.
         row_positions, column_positions: (Q,) and (K,) places along a line, or (Q, 2) and (K, 2) on a grid; None puts
             query i at key i + K − Q of a text.
         counted: (K,) 1 for keys that take part in distances and 0 for others; None = all do.
         barred: (K,) bool, keys that ``largest_open`` leaves out.
+        detailed: find ``squares``, ``direction`` and ``strongest`` too, which nearly doubles the instructions.
         precision: of float32 products.
+        parts: of the queries of each head, each walked by a program of its own; None fills the device.
     Raises:
         TypeError, ValueError: if shapes do not belong together, or the kernels cannot compute this (``usable``).
     """
-    call = MapCall.of(query, key, lse, scoring, precision, "row_statistics")
+    call = MapCall.of(query, key, lse, scoring, precision, "statistics", "statistics")
     batch, heads, queries = lse.shape
-    keys = key.shape[2]
+    keys, factors = key.shape[2], 0
     if (row_positions is None) != (column_positions is None):
         raise ValueError(
-            "row_statistics: row_positions and column_positions belong together but only one was given; pass both."
+            "statistics: row_positions and column_positions belong together but only one was given; pass both."
         )
     if row_positions is None or column_positions is None:
         column_positions = torch.arange(keys, device=query.device)
         row_positions = torch.arange(queries, device=query.device) + (keys - queries)
     (row_x, row_y), (column_x, column_y) = _axes(row_positions, queries), _axes(column_positions, keys)
-    found = query.new_empty(10, batch, heads, queries, dtype=torch.float32)
+    left_at, later = Strided(None, 0, 0, 0, 0), None
+    if left is not None:
+        check_ndim(left, 4, "statistics: left")
+        later = left[..., MOST_IN_WALK:, :] if left.shape[-2] > MOST_IN_WALK else None
+        left = left[..., :MOST_IN_WALK, :]
+        factors = left.shape[-2]
+        left_at = expanded(left, (batch, heads, factors, queries), "statistics: left")
+    looks_up = row_y is not None or counted is not None or barred is not None
+    tile = call.tile(statistics_kind(scoring, detailed=detailed, factors=factors, looks_up=looks_up))
+    count, size = blocks(queries, tile.rows), batch * heads * (1 + factors) * keys
+    if parts is None:
+        most = (query.nbytes + key.nbytes) // 2 // (4 * size)
+        parts = parts_of(query, batch * heads, min(most, count))
+    found = query.new_empty(6, batch, heads, queries, dtype=torch.float32)
     places = query.new_empty(2, batch, heads, queries, dtype=torch.int32)
-    tile = call.tile()
-    row_statistics_kernel[(blocks(queries, tile.rows), batch * heads)](
+    lines = query.new_zeros(parts, batch, heads, 1 + factors, keys, dtype=torch.float32)
+    statistics_kernel[(parts, batch * heads)](
         call.query,
         call.key,
         call.lse,
+        left_at,
         found,
         places,
+        lines,
         row_x,
         row_y,
         column_x,
@@ -165,98 +191,56 @@ def row_statistics(
         call.scoring,
         heads,
         lse.numel(),
+        factors,
         **call.widths,
         **tile.options,
+        WARPS=tile.warps,
+        LINES=1 + factors if factors <= 1 else padded(1 + factors),
         PRECISION=call.precision,
+        MIXING=call.mixing,
+        DETAILED=detailed,
         GRID=row_y is not None,
         COUNTED=counted is not None,
         BARRED=barred is not None,
     )
     call.done()
-    entropy, squares, distance, direction, largest, largest_open, own, previous, following, first = found
+    near = query.new_empty(4, batch, heads, queries, dtype=torch.float32)
+    pairs = call.pairs()
+    neighbours_kernel[(blocks(queries, pairs.rows), batch * heads)](
+        call.query,
+        call.key,
+        call.lse,
+        near,
+        call.scoring,
+        heads,
+        lse.numel(),
+        **call.widths,
+        ROWS=pairs.rows,
+        num_warps=pairs.warps,
+    )
+    entropy, distance, largest, squares, direction, largest_open = found
     strongest, strongest_open = places.long()
-    return RowStatistics(
+    own, previous, following, first = near
+    rows = RowStatistics(
         entropy=entropy,
-        squares=squares,
         distance=distance,
-        direction=direction,
         largest=largest,
-        strongest=strongest,
-        largest_open=None if barred is None else largest_open,
-        strongest_open=None if barred is None else strongest_open,
         own=own,
         previous=previous,
         following=following,
         first=first,
+        squares=squares if detailed else None,
+        direction=direction if detailed else None,
+        strongest=strongest if detailed else None,
+        largest_open=None if barred is None else largest_open,
+        strongest_open=None if barred is None else strongest_open,
     )
-
-
-def column_sums(
-    query: Tensor,
-    key: Tensor,
-    lse: Tensor,
-    scoring: Scoring,
-    *,
-    left: Tensor | None = None,
-    received: bool = True,
-    precision: Precision = "ieee",
-    parts: int | None = None,
-) -> tuple[Tensor | None, Tensor | None]:
-    """What each key receives, and ``left`` @ weights, in one pass.
-
-    Args:
-        query, key, lse: as in ``row_statistics``.
-        left: (B or 1, H or 1, R, Q) factors of the rows, such as the row of a rollout.
-        received: whether to sum the weights that each key receives, which is ``left`` of ones for less.
-        parts: of the queries that are summed by programs of their own; None fills the device.
-    Returns:
-        (B, H, K) received or None; (B, H, R, K) or None.
-    Raises:
-        TypeError, ValueError: as ``row_statistics``.
-    """
-    call = MapCall.of(query, key, lse, scoring, precision, "column_sums")
-    factors = 0 if left is None else left.shape[-2]
-    if factors > WIDEST_FACTORS and left is not None:
-        pieces = [
-            column_sums(
-                query, key, lse, scoring, left=piece, received=False, precision=precision, parts=parts
-            )[1]
-            for piece in left.split(WIDEST_FACTORS, dim=-2)
-        ]
-        sums = (
-            column_sums(query, key, lse, scoring, precision=precision, parts=parts)[0] if received else None
-        )
-        return sums, torch.cat([piece for piece in pieces if piece is not None], dim=-2)
-    batch, heads, queries = lse.shape
-    keys = key.shape[2]
-    left_at = Strided(None, 0, 0, 0, 0)
-    if left is not None:
-        left_at = expanded(left, (batch, heads, factors, queries), "column_sums: left")
-    tile = call.tile().turned
-    count = blocks(keys, tile.columns)
-    parts = parts_of(query, count * batch * heads, queries, tile.rows) if parts is None else parts
-    sums = query.new_empty(parts, batch, heads, keys if received else 0, dtype=torch.float32)
-    rolled = query.new_empty(parts, batch, heads, factors, keys, dtype=torch.float32)
-    column_sums_kernel[(count, batch * heads, parts)](
-        call.query,
-        call.key,
-        call.lse,
-        left_at,
-        sums,
-        rolled,
-        call.scoring,
-        heads,
-        batch * heads,
-        factors,
-        **call.widths,
-        **tile.options,
-        COUNT=padded_count(factors),
-        RECEIVED=received,
-        PRECISION=call.precision,
-        MIXING=call.mixing,
-    )
-    call.done()
-    return sums.sum(0) if received else None, rolled.sum(0) if left is not None else None
+    sums = lines[0] if parts == 1 else lines.sum(0)
+    rolled = None if left is None else sums[:, :, 1:]
+    if later is not None:
+        rest = apply_left(query, key, lse, scoring, later, precision=precision)
+        rolled = torch.cat([sums[:, :, 1:], rest], dim=-2)
+    return MapStatistics(rows=rows, received=sums[:, :, 0], rolled=rolled)
 
 
 def apply_left(
@@ -269,12 +253,51 @@ def apply_left(
     precision: Precision = "ieee",
     parts: int | None = None,
 ) -> Tensor:
-    """(B, H, R, K): ``left`` (B or 1, H or 1, R, Q) @ weights; arguments as in ``column_sums``."""
-    rolled = column_sums(
-        query, key, lse, scoring, left=left, received=False, precision=precision, parts=parts
-    )[1]
-    assert rolled is not None
-    return rolled
+    """(B, H, R, K): ``left`` (B or 1, H or 1, R, Q) @ weights.
+
+    Args:
+        query, key, lse, precision: as in ``statistics``.
+        parts: of the queries that are summed by programs of their own; None fills the device.
+    Raises:
+        TypeError, ValueError: as ``statistics``.
+    """
+    call = MapCall.of(query, key, lse, scoring, precision, "apply_left")
+    check_ndim(left, 4, "apply_left: left")
+    batch, heads, queries = lse.shape
+    keys, factors = key.shape[2], left.shape[-2]
+    if factors > WIDEST_FACTORS:
+        pieces = left.split(WIDEST_FACTORS, dim=-2)
+        return torch.cat(
+            [
+                apply_left(query, key, lse, scoring, piece, precision=precision, parts=parts)
+                for piece in pieces
+            ],
+            dim=-2,
+        )
+    left_at = expanded(left, (batch, heads, factors, queries), "apply_left: left")
+    tile = call.tile().turned
+    count = blocks(keys, tile.columns)
+    if parts is None:
+        parts = parts_of(query, count * batch * heads, min(MOST_PARTS, blocks(queries, tile.rows)))
+    rolled = query.new_empty(parts, batch, heads, factors, keys, dtype=torch.float32)
+    apply_left_kernel[(count, batch * heads, parts)](
+        call.query,
+        call.key,
+        call.lse,
+        left_at,
+        rolled,
+        call.scoring,
+        heads,
+        batch * heads,
+        factors,
+        **call.widths,
+        **tile.options,
+        COUNT=padded_count(factors),
+        PRECISION=call.precision,
+        MIXING=call.mixing,
+    )
+    call.done()
+    return rolled.sum(0)
 
 
 def apply(
@@ -289,7 +312,7 @@ def apply(
     """(B, H, Q, F): weights @ ``values`` (B or 1, H or 1, K, F).
 
     Raises:
-        TypeError, ValueError: as ``row_statistics``.
+        TypeError, ValueError: as ``statistics``.
     """
     call = MapCall.of(query, key, lse, scoring, precision, "apply")
     check_ndim(values, 4, "apply: values")
@@ -339,9 +362,9 @@ def pooled(
         row_bins, column_bins: (b, 2) and (d, 2) first place of each bin and one past its last, in any order and also
             overlapping; a number cuts as adaptive pooling does.
     Raises:
-        TypeError, ValueError: as ``row_statistics``, or for a bin that is empty or reaches beyond the map.
+        TypeError, ValueError: as ``statistics``, or for a bin that is empty or reaches beyond the map.
     """
-    call = MapCall.of(query, key, lse, scoring, precision, "pooled")
+    call = MapCall.of(query, key, lse, scoring, precision, "pooled", "bins")
     if how not in ("max", "mean"):
         raise ValueError(f"pooled: how must be max or mean but is {how!r}.")
     batch, heads, queries = lse.shape
@@ -385,7 +408,7 @@ def top_links(
     Args:
         k: how many, at most MOST_LINKS; cut to the number of keys.
     Raises:
-        TypeError, ValueError: as ``row_statistics``, or for another k.
+        TypeError, ValueError: as ``statistics``, or for another k.
     """
     call = MapCall.of(query, key, lse, scoring, precision, "top_links")
     if not 1 <= k <= MOST_LINKS:
@@ -396,7 +419,7 @@ def top_links(
     count = min(k, key.shape[2])
     values = query.new_empty(batch, heads, queries, count, dtype=torch.float32)
     places = query.new_empty(batch, heads, queries, count, dtype=torch.int32)
-    tile = call.tile()
+    tile = call.tile("links")
     top_links_kernel[(blocks(queries, tile.rows), batch * heads)](
         call.query,
         call.key,
@@ -433,7 +456,7 @@ def block(
     """(B, H, r, c): the weights of a rectangle; slices as of a list, with step 1.
 
     Raises:
-        TypeError, ValueError: as ``row_statistics``, or for another step.
+        TypeError, ValueError: as ``statistics``, or for another step.
     """
     call = MapCall.of(query, key, lse, scoring, precision, "block")
     batch, heads, queries = lse.shape
@@ -497,11 +520,11 @@ def relevance_step(
         left: (B or 1, R, Q).
         gradient: (B, H, Q, E) of the context; ``value``: (B, G, K, E).
         each_head: cut the negative part of each head, else that of their mean.
-        parts: as in ``column_sums``.
+        parts: as in ``apply_left``.
     Raises:
-        TypeError, ValueError: as ``row_statistics``.
+        TypeError, ValueError: as ``statistics``.
     """
-    call = MapCall.of(query, key, lse, scoring, precision, "relevance_step")
+    call = MapCall.of(query, key, lse, scoring, precision, "relevance_step", "relevance")
     check_ndim(left, 3, "relevance_step: left")
     batch, heads, queries = lse.shape
     keys, factors = key.shape[2], left.shape[1]
@@ -526,7 +549,8 @@ def relevance_step(
     slopes = call.slopes(gradient, value, precision, "relevance_step")
     tile = call.tile_with(slopes)
     count = blocks(keys, tile.columns)
-    parts = parts_of(query, count * batch, queries, tile.rows) if parts is None else parts
+    if parts is None:
+        parts = parts_of(query, count * batch, min(MOST_PARTS, blocks(queries, tile.rows)))
     out = query.new_empty(parts, batch, factors, keys, dtype=torch.float32)
     relevance_columns_kernel[(count, batch, parts)](
         call.query,
@@ -566,9 +590,9 @@ def relevance_rows(
     """(B, Q): sums of the rows of what ``relevance_step`` multiplies with, by which a gradient rollout divides.
 
     Raises:
-        TypeError, ValueError: as ``row_statistics``.
+        TypeError, ValueError: as ``statistics``.
     """
-    call = MapCall.of(query, key, lse, scoring, precision, "relevance_rows")
+    call = MapCall.of(query, key, lse, scoring, precision, "relevance_rows", "relevance")
     batch, heads, queries = lse.shape
     slopes = call.slopes(gradient, value, precision, "relevance_rows")
     tile = call.tile_with(slopes)
@@ -592,52 +616,11 @@ def relevance_rows(
     return out
 
 
-def statistics(
-    query: Tensor,
-    key: Tensor,
-    lse: Tensor,
-    scoring: Scoring,
-    *,
-    left: Tensor | None = None,
-    row_positions: Tensor | None = None,
-    column_positions: Tensor | None = None,
-    counted: Tensor | None = None,
-    barred: Tensor | None = None,
-    precision: Precision = "ieee",
-) -> MapStatistics:
-    """All that head patterns need and, with ``left``, the step of a rollout: one walk by rows, one by columns.
-
-    Two walks and not one: rows and keys are summed in different orders, and one walk for both would have to add what
-    each tile gives its keys atomically, in an order that changes from run to run. The second walk costs one more
-    product Q Kᵀ with its exponentials, which the received weights and the rollout share. Which of the two ways is
-    faster has not been measured.
-
-    Args:
-        left: as in ``column_sums``; the others as in ``row_statistics``.
-    Raises:
-        TypeError, ValueError: as ``row_statistics``.
-    """
-    rows = row_statistics(
-        query,
-        key,
-        lse,
-        scoring,
-        row_positions=row_positions,
-        column_positions=column_positions,
-        counted=counted,
-        barred=barred,
-        precision=precision,
-    )
-    received, rolled = column_sums(query, key, lse, scoring, left=left, precision=precision)
-    assert received is not None
-    return MapStatistics(rows=rows, received=received, rolled=rolled)
-
-
 def _axes(positions: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
     """Positions (N,) or (N, 2) as float32 x and y; y is None along a line."""
     if positions.ndim not in (1, 2) or positions.shape[0] != size or positions.shape[1:] not in ((), (2,)):
         raise ValueError(
-            f"row_statistics: positions must be ({size},) or ({size}, 2) but are {tuple(positions.shape)}; pass one "
+            f"statistics: positions must be ({size},) or ({size}, 2) but are {tuple(positions.shape)}; pass one "
             "place, or one x and y, for each."
         )
     wide = positions.to(torch.float32)

@@ -26,7 +26,7 @@ from attn_core.flash.triton_backward import (
     query_configs,
     query_gradients,
 )
-from attn_core.flash.triton_common import padded_width, strided, triton
+from attn_core.flash.triton_common import WIDEST_THREEFOLD, Precision, padded_width, strided, triton
 from attn_core.flash.triton_forward import (
     Chip,
     Inputs,
@@ -53,6 +53,7 @@ class Variant:
     config: triton.Config
     causal: bool = False
     everything: bool = False
+    precision: Precision = "ieee"
 
 
 def variants() -> dict[str, Variant]:
@@ -107,16 +108,22 @@ def further_variants() -> dict[str, Variant]:
 
 
 def every_variant() -> Iterator[tuple[str, Variant]]:
-    """All of the above, and all tiles that the autotuners try: both chips, all width classes, float16 and float32,
-    causal and not.
+    """All of the above, and all tiles that the autotuners try: both chips, all width classes, float16 and float32 in
+    both precisions, causal and not.
     """
     yield from (variants() | further_variants()).items()
-    for capability, width, dtype, causal in itertools.product(
-        (90, 80), (64, 128, 256), (torch.float16, torch.float32), (True, False)
+    half, single = torch.float16, torch.float32
+    kinds: tuple[tuple[torch.dtype, Precision], ...] = ((half, "ieee"), (single, "ieee"), (single, "tf32x3"))
+    for capability, width, (dtype, precision), causal in itertools.product(
+        (90, 80), (64, 128, 256), kinds, (True, False)
     ):
+        if precision == "tf32x3" and width > WIDEST_THREEFOLD:
+            continue
         chip = Chip((capability // 10, 0), triton_version(), 132)
-        inputs = Inputs(padded_width(width), dtype.itemsize, causal, has_descriptors=True, is_bare=True)
-        without = Inputs(padded_width(width), dtype.itemsize, causal, has_descriptors=False, is_bare=True)
+        inputs, without = (
+            Inputs(padded_width(width), dtype.itemsize, causal, has_descriptors, True, precision)
+            for has_descriptors in (True, False)
+        )
         known = {str(config): config for of in (inputs, without) for config in forward_configs(chip, of)}
         for kernel, configs in (
             ("forward", list(known.values())),
@@ -124,7 +131,8 @@ def every_variant() -> Iterator[tuple[str, Variant]]:
             ("keys", key_value_configs(chip, inputs)),
         ):
             for config in configs:
-                yield f"{kernel} {dtype} {config}", Variant(kernel, capability, width, dtype, config, causal)
+                name = f"{kernel} {width} {dtype} {precision} {'causal ' * causal}{config}"
+                yield name, Variant(kernel, capability, width, dtype, config, causal, precision=precision)
 
 
 def arguments_of(variant: Variant) -> tuple[Any, dict[str, Any]]:
@@ -146,8 +154,12 @@ def arguments_of(variant: Variant) -> tuple[Any, dict[str, Any]]:
         options = {"bias": torch.zeros(1, 4, LENGTH, LENGTH), "softcap": 5.0, "sinks": torch.zeros(4)}
     scoring = Scoring(variant.width**-0.5, rule, **options)
     if variant.kernel == "forward":
-        return attention_forward, forward_arguments(query, key, value, context, rows, scoring=scoring)
-    shared = backward_arguments(query, key, value, context, rows, correction, scoring=scoring)
+        return attention_forward, forward_arguments(
+            query, key, value, context, rows, scoring=scoring, precision=variant.precision
+        )
+    shared = backward_arguments(
+        query, key, value, context, rows, correction, scoring=scoring, precision=variant.precision
+    )
     if variant.kernel == "queries":
         return query_gradients, shared | {"query_gradient": strided(query), "items": 2}
     return key_value_gradients, shared | {"key_gradient": strided(key), "value_gradient": strided(value)}

@@ -61,7 +61,9 @@ def test_the_error_is_at_most_twice_that_of_the_formula(name: str, causal: bool)
     assert float((found.double() - exact).abs().max()) <= allowed
 
 
-@pytest.mark.parametrize("sizes", [(90, 130, 16, 16), (90, 128, 16, 32)], ids=str)  # the latter fills its panels
+@pytest.mark.parametrize(
+    "sizes", [(90, 130, 16, 16), (90, 128, 16, 32)], ids=str
+)  # the latter fills its panels
 def test_rows_keys_and_values_may_lie_anywhere(sizes: tuple[int, ...]) -> None:
     query, key, value = drawn(2, 4, 2, *sizes)
     expected = flash_attention(query, key, value, impl="compiled")

@@ -25,6 +25,7 @@ pytest.importorskip("triton", reason="Triton is built for Linux alone")
 
 from attn_core.flash import triton_maps
 from attn_core.flash.triton_common import interpreted
+from attn_core.flash.triton_map_calls import fewest_parts
 
 pytestmark = pytest.mark.skipif(
     not interpreted(), reason="needs TRITON_INTERPRET=1 before Triton is imported"
@@ -133,29 +134,33 @@ def case(request: pytest.FixtureRequest) -> Layer:
     return made(request.param)
 
 
-def test_row_statistics_are_those_of_the_dense_map(case: Layer) -> None:
+def test_one_walk_gives_all_statistics_of_the_dense_map(case: Layer) -> None:
     weights, (queries, keys) = case.weights, case.weights.shape[2:]
-    found = triton_maps.row_statistics(*case.map)
+    left = torch.randn(weights.shape[0], 1, 1, queries)
+    found = triton_maps.statistics(*case.map, left=left)
+    rows = found.rows
     offset = torch.arange(keys) - (torch.arange(queries) + keys - queries)[:, None]
-    case.check(found.entropy, torch.special.entr(weights).sum(-1), size=math.log(keys))
-    case.check(found.squares, (weights * weights).sum(-1))
-    case.check(found.distance, (weights * offset.abs()).sum(-1), size=keys)
-    case.check(found.direction, (weights * offset).sum(-1), size=keys)
-    case.check(found.largest, weights.amax(-1))
-    case.check(weights.gather(-1, found.strongest[..., None])[..., 0], weights.amax(-1))
+    case.check(rows.entropy, torch.special.entr(weights).sum(-1), size=math.log(keys))
+    case.check(rows.distance, (weights * offset.abs()).sum(-1), size=keys)
+    case.check(rows.largest, weights.amax(-1))
     for name, difference in (("own", 0), ("previous", -1), ("following", 1)):
-        case.check(getattr(found, name), (weights * (offset == difference)).sum(-1))
-    case.check(found.first, weights[..., 0])
+        case.check(getattr(rows, name), (weights * (offset == difference)).sum(-1))
+    case.check(rows.first, weights[..., 0])
+    assert rows.squares is not None
+    assert rows.direction is not None
+    assert rows.strongest is not None
+    case.check(rows.squares, (weights * weights).sum(-1))
+    case.check(rows.direction, (weights * offset).sum(-1), size=keys)
+    case.check(weights.gather(-1, rows.strongest[..., None])[..., 0], weights.amax(-1))
+    case.check(found.received, weights.sum(-2), size=queries)
+    assert found.rolled is not None
+    case.check(found.rolled, left.double() @ weights, size=float(left.abs().sum(-1).max()))
 
 
-def test_what_keys_receive_and_what_rows_are_weighed_with(case: Layer) -> None:
+def test_rows_times_the_weights(case: Layer) -> None:
     left = torch.randn(case.weights.shape[0], 1, 3, case.weights.shape[2])
-    received, rolled = triton_maps.column_sums(*case.map, left=left)
-    assert received is not None
-    assert rolled is not None
     size = float(left.abs().sum(-1).max())
-    case.check(received, case.weights.sum(-2), size=case.weights.shape[2])
-    case.check(rolled, left.double() @ case.weights, size=size)
+    case.check(triton_maps.apply_left(*case.map, left), left.double() @ case.weights, size=size)
 
 
 def test_values_under_the_weights_and_the_strongest_links(case: Layer) -> None:
@@ -231,28 +236,75 @@ def test_blocks_and_rows_are_cut_from_the_map(name: str) -> None:
     asked.check(triton_maps.row(*asked.map, -2), asked.weights[:, :, -2])
 
 
-def test_statistics_are_a_walk_by_rows_and_one_by_columns_in_any_number_of_parts() -> None:
+@pytest.mark.parametrize(
+    ("parts", "factors"),  # of two blocks of queries; none, one, a few, and more than go in one walk
+    [(1, 0), (2, 1), (3, 1), (3, 3), (2, 16)],
+)
+def test_parts_and_factors_change_nothing(parts: int, factors: int) -> None:
+    asked = made("causal window")
+    left = torch.rand(1, 2, factors, asked.weights.shape[2]) if factors else None
+    found = triton_maps.statistics(*asked.map, left=left, detailed=False, parts=parts)
+    asked.check(found.received, asked.weights.sum(-2), size=197)
+    asked.check(found.rows.entropy, torch.special.entr(asked.weights).sum(-1), size=5)
+    assert (found.rows.squares, found.rows.direction, found.rows.strongest) == (None, None, None)
+    if left is None:
+        assert found.rolled is None
+    else:
+        assert found.rolled is not None
+        asked.check(found.rolled, left.double() @ asked.weights, size=197)
+
+
+def test_the_same_numbers_come_out_of_every_run() -> None:
+    asked = made("padding")
+    left = torch.rand(2, 1, 1, 60)
+    first, again = (triton_maps.statistics(*asked.map, left=left) for _ in range(2))
+    assert torch.equal(first.received, again.received)
+    assert torch.equal(first.rolled, again.rolled)
+    assert all(
+        left_out is None or torch.equal(left_out, vars(again.rows)[name])
+        for name, left_out in vars(first.rows).items()
+    )
+
+
+def test_a_row_whose_sum_is_said_to_be_nothing_has_no_weight() -> None:
+    query, key, lse, scoring = layer(MaskRule(), queries=40, keys=130).map
+    lse[:, :, 3] = -math.inf
+    found = triton_maps.statistics(query, key, lse, scoring)
+    numbers = {name: value for name, value in vars(found.rows).items() if name != "strongest"}
+    assert all(value is None or bool((value[:, :, 3] == 0).all()) for value in numbers.values())
+    assert_close(found.received.sum(-1), torch.full((1, 2), 39.0), atol=4e-4, rtol=0)  # 40 · 10⁻⁵
+
+
+def test_rows_times_the_weights_in_any_number_of_parts_and_factors() -> None:
     asked = made("causal window")
     left = torch.rand(1, 2, 1, asked.weights.shape[2])
-    both = triton_maps.statistics(*asked.map, left=left)
-    assert both.rolled is not None
-    asked.check(both.received, asked.weights.sum(-2), size=197)
-    asked.check(both.rolled, left.double() @ asked.weights, size=197)
-    asked.check(both.rows.largest, asked.weights.amax(-1))
-    in_parts = triton_maps.column_sums(*asked.map, left=left, parts=2)
-    assert in_parts[1] is not None
-    asked.check(in_parts[1], left.double() @ asked.weights, size=197)
+    in_parts = triton_maps.apply_left(*asked.map, left, parts=2)
+    asked.check(in_parts, left.double() @ asked.weights, size=197)
     wide = left * torch.arange(70.0)[:, None]  # more factors than go at once
     asked.check(triton_maps.apply_left(*asked.map, wide), wide.double() @ asked.weights, size=70 * 197)
+
+
+@pytest.mark.parametrize(
+    ("programs", "places", "most", "parts"),
+    [
+        (128, 264, 8, 2),  # 256 of 264 at once
+        (300, 264, 8, 4),  # in whole rounds: one part alone leaves the second round all but empty
+        (8000, 264, 8, 1),
+        (6, 264, 16, 16),  # never busy: as many as there may be
+        (6, 264, 1, 1),
+    ],
+)
+def test_as_few_parts_as_keep_the_device_busy(programs: int, places: int, most: int, parts: int) -> None:
+    assert fewest_parts(programs, places, most) == parts
 
 
 def test_places_on_a_grid_and_keys_that_do_not_count() -> None:
     asked = layer(MaskRule(), queries=35, keys=36)
     grid = torch.stack([torch.arange(36) % 6, torch.arange(36) // 6], dim=1)
     counted, barred = torch.arange(36) > 3, torch.arange(36) % 2 == 0
-    found = triton_maps.row_statistics(
+    found = triton_maps.statistics(
         *asked.map, row_positions=grid[:35], column_positions=grid, counted=counted, barred=barred
-    )
+    ).rows
     steps = (grid[:35, None] - grid).double().norm(dim=-1)
     asked.check(found.distance, (asked.weights * counted * steps).sum(-1), size=10)
     open_weights = asked.weights.masked_fill(barred, -1.0)
@@ -267,13 +319,15 @@ def test_of_equal_weights_the_first_key_counts() -> None:
     # Small whole numbers, so that products are exact and many of them equal.
     torch.manual_seed(0)
     query, key = torch.randint(-2, 3, (2, 1, 2, 160, 8)).float().unbind(0)
+    query[:, :, 0] = 0.0  # all keys alike
     lse = attention(query, key, key, scale=0.25).lse
     scores = query @ key.transpose(-1, -2)
-    found = triton_maps.row_statistics(query, key, lse, Scoring(0.25))
+    found = triton_maps.statistics(query, key, lse, Scoring(0.25)).rows
     keys = triton_maps.top_links(query, key, lse, Scoring(0.25), 6)[1]
     expected = scores.sort(dim=-1, descending=True, stable=True).indices[..., :6]
     assert bool((scores.gather(-1, expected).diff(dim=-1) == 0).any())
     assert torch.equal(keys, expected)
+    assert found.strongest is not None
     assert torch.equal(found.strongest, expected[..., 0])
 
 
@@ -288,7 +342,7 @@ def test_whoever_waits_is_told_of_every_weight() -> None:
     told: list[int] = []
     asked = layer(MaskRule(), queries=5, keys=6)
     with watching(told.append):
-        triton_maps.row_statistics(*asked.map)
+        triton_maps.statistics(*asked.map)
     assert told == [2 * 5 * 6]
 
 
@@ -305,7 +359,7 @@ def test_what_the_kernels_cannot_do_is_named(changes: dict, message: str) -> Non
     query = torch.zeros(1, 2, 3, 4, dtype=changes.get("dtype", torch.float32))
     scoring = Scoring(1.0, changes.get("rule", MaskRule()))
     with pytest.raises(ValueError, match=message):
-        triton_maps.row_statistics(query, query, changes.get("lse", torch.zeros(1, 2, 3)), scoring)
+        triton_maps.statistics(query, query, changes.get("lse", torch.zeros(1, 2, 3)), scoring)
     assert (triton_maps.usable(query, query, scoring) is None) == ("lse" in changes)
 
 
@@ -326,7 +380,7 @@ def test_what_the_kernels_cannot_do_is_named(changes: dict, message: str) -> Non
             r"gradient must have the shape of the context \(1, 2, 3, 4\)",
         ),
         (
-            lambda *m: triton_maps.row_statistics(*m, row_positions=torch.arange(3)),
+            lambda *m: triton_maps.statistics(*m, row_positions=torch.arange(3)),
             "row_positions and column_positions belong together",
         ),
     ],
@@ -335,6 +389,21 @@ def test_wrong_questions_are_named(ask, message: str) -> None:
     query = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match=message):
         ask(query, query, torch.zeros(1, 2, 3), Scoring(1.0))
+
+
+def test_kernels_get_query_and_key_as_they_were_recorded():
+    """They multiply half precision as it is; a tile of torch is made in float32."""
+    query, key = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8)
+    lse = torch.zeros(1, 4, 9)
+    factors = Factors.of(query.half(), key.half(), lse, Scoring(1.0))
+    assert factors.query.dtype == torch.float32
+    whole = factors.whole
+    assert torch.equal(whole[0], query.half())
+    assert torch.equal(whole[1], key.half())
+    one = factors.of_head(3).whole
+    assert torch.equal(one[0], query[:, 3:].half())
+    assert torch.equal(one[1], key[:, 1:].half())
+    assert torch.equal(Factors.of(query, key, lse, Scoring(1.0)).whole[0], query)
 
 
 def test_a_map_on_a_gpu_asks_the_kernels(monkeypatch):
@@ -349,8 +418,8 @@ def test_a_map_on_a_gpu_asks_the_kernels(monkeypatch):
     def answers() -> list[object]:
         return [
             vars(layer.statistics(left)),
-            layer.pooled(None, 9),
-            layer.pooled(1, 9, how="mean"),
+            layer.pooled(None, 35),
+            layer.pooled(1, 35, how="mean"),
             layer.top_links(None, 3)[0],
             layer.apply(value[0, 0, :, :2]),
             layer.apply_left(left),

@@ -251,7 +251,7 @@ def test_a_picture_at_its_own_size_stays_zoomed_while_patches_are_chosen(
     expect(page.get_by_text(re.compile(r"^From patch row \d+, column \d+$"))).to_be_visible(timeout=MINUTES)
     expect(surface).to_have_class(re.compile("is-zoomed"))
     expect(page.get_by_role("button", name=re.compile(r"Zoom 2\.3×"))).to_be_visible()
-    page.get_by_role("radio", name="336 px").click()
+    page.get_by_role("radio", name="336", exact=True).click()
     expect(page.locator(".as-title")).to_contain_text("504 × 336 px", timeout=MINUTES)
     expect(page.get_by_role("button", name=re.compile(r"Zoom 1×"))).to_be_visible(timeout=MINUTES)
     assert app_page.errors == []

@@ -80,5 +80,7 @@ def compiled_attention(query: Tensor, key: Tensor, value: Tensor, scoring: Scori
 def _value_panels(value: Tensor, size: int) -> Tensor:
     """(G, P, K, S) the numbers of values (G, K, E) by panels; keys and numbers beyond the last are 0."""
     groups, keys, width = value.shape
-    whole = torch.nn.functional.pad(value, (0, -width % size, 0, -keys % size))
-    return whole.reshape(groups, whole.shape[1], -1, size).transpose(1, 2).contiguous()
+    panels = value.new_zeros(groups, -(-width // size), -(-keys // size) * size, size)
+    for panel, part in enumerate(torch.split(value, size, dim=-1)):
+        panels[:, panel, :keys, : part.shape[-1]] = part
+    return panels

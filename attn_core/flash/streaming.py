@@ -129,13 +129,19 @@ class Factors:
     @cached_property
     def _left(self) -> Tensor:
         """(H, Q, D + 1) scale · query and −lse."""
-        return torch.cat([self.query * self.scoring.scale, self._level], -1)
+        heads, queries, width = self.query.shape
+        left = self.query.new_empty(heads, queries, width + 1)
+        torch.mul(self.query, self.scoring.scale, out=left[..., :width])
+        left[..., width:] = self._level
+        return left
 
     @cached_property
     def _right(self) -> Panels | Tensor:
         """Keys and ones: panels, else (G, D + 1, K), a view on keys that lie one after the other."""
-        longer = torch.cat([self.key, torch.ones_like(self.key[..., :1])], -1)
-        return Panels.of(longer) or longer.transpose(1, 2)
+        panels = Panels.of(self.key, and_one=True)
+        if panels is not None:
+            return panels
+        return torch.cat([self.key, torch.ones_like(self.key[..., :1])], -1).transpose(1, 2)
 
     def tile(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
         """(H, r, c) log weights, −∞ where the rule forbids.

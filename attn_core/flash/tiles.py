@@ -163,8 +163,8 @@ class Panels:
     keys: int
 
     @staticmethod
-    def of(keys: Tensor) -> Panels | None:
-        """From (G, K, W); None where torch multiplies as quickly, or the compiled function does not take them."""
+    def of(keys: Tensor, *, and_one: bool = False) -> Panels | None:
+        """As ``laid_out``; None where torch multiplies as quickly, or the compiled function does not take them."""
         found = library()
         if (
             found is None
@@ -173,14 +173,21 @@ class Panels:
             or not multiplies_quicker()
         ):
             return None
-        return Panels.laid_out(keys, found.panel_width())
+        return Panels.laid_out(keys, found.panel_width(), and_one=and_one)
 
     @staticmethod
-    def laid_out(keys: Tensor, size: int) -> Panels:
-        """From (G, K, W), S of them in a panel."""
+    def laid_out(keys: Tensor, size: int, *, and_one: bool = False) -> Panels:
+        """From (G, K, W), S of them in a panel; with ``and_one`` each has a 1 after its last number."""
         groups, count, width = keys.shape
-        whole = torch.nn.functional.pad(keys, (0, 0, 0, -count % size))
-        return Panels(whole.reshape(groups, -1, size, width).transpose(2, 3).contiguous(), count)
+        values = keys.new_zeros(groups, -(-count // size), width + and_one, size)
+        whole = count // size  # written in place: a copy on the way would be as large as the keys
+        by_key = values.transpose(2, 3)  # (G, P, S, W)
+        by_key[:, :whole, :, :width] = keys[:, : whole * size].reshape(groups, whole, size, width)
+        if count % size:
+            by_key[:, whole, : count % size, :width] = keys[:, whole * size :]
+        if and_one:
+            by_key[..., width] = 1.0
+        return Panels(values, count)
 
     def products(self, left: Tensor, rows: slice, columns: slice, out: Tensor) -> None:
         """Write some rows of ``left`` (H, Q, W) times some keys into ``out`` (H, r, c)."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from attn_core.flash.compiled import library
+from attn_core.flash.panels import Panels, multiplies_quicker
 from attn_core.flash.scoring import Scoring
-from attn_core.flash.tiles import Panels, multiplies_quicker
 from attn_core.functional import AttentionOutput
 from attn_core.watching import worked
 

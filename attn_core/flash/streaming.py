@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from attn_core.flash.cover import Cover
+from attn_core.flash.panels import Panels
 from attn_core.flash.scoring import Scoring
 from attn_core.flash.tiles import (
-    Panels,
     Places,
     RowSums,
     add_bins,

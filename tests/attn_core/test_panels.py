@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from attn_core.flash import streaming, tiles
+from attn_core.flash import panels, streaming
 from attn_core.flash.compiled import library
+from attn_core.flash.panels import Panels
 from attn_core.flash.scoring import Scoring
-from attn_core.flash.tiles import Panels
 
 compiled = pytest.mark.skipif(
     library() is None or not library().panel_width(),
@@ -51,7 +51,7 @@ def test_nothing_is_written_beyond_a_tile() -> None:
 @compiled
 @pytest.mark.parametrize("quicker", [False, True])
 def test_tiles_are_the_same_either_way(monkeypatch: pytest.MonkeyPatch, quicker: bool) -> None:
-    monkeypatch.setattr(tiles, "multiplies_quicker", lambda: quicker)
+    monkeypatch.setattr(panels, "multiplies_quicker", lambda: quicker)
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(1, heads, 90, 16, generator=generator) * 3 for heads in (4, 2))
     scores = query[0].double() @ key[0].double().repeat_interleave(2, 0).mT / 4
@@ -63,7 +63,7 @@ def test_tiles_are_the_same_either_way(monkeypatch: pytest.MonkeyPatch, quicker:
 
 
 def test_what_the_compiled_products_do_not_take_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "multiplies_quicker", lambda: True)
+    monkeypatch.setattr(panels, "multiplies_quicker", lambda: True)
     assert Panels.of(torch.ones(1, 4, 3, dtype=torch.float64)) is None
-    monkeypatch.setattr(tiles, "library", lambda: None)
+    monkeypatch.setattr(panels, "library", lambda: None)
     assert Panels.of(torch.ones(1, 4, 3)) is None

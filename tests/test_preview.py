@@ -59,28 +59,26 @@ def test_the_same_weights_but_for_three_digits():
         np.testing.assert_allclose(other.dense().sum(-1), 1.0, atol=1e-5)
 
 
-def in_preview(page: str, model: str, view: str) -> str:
-    """The text of a page that shows a view in preview."""
+def walk_in_preview(page: str, model: str, views: tuple[str, ...]) -> None:
+    """Open a page's views one after the other; all say that this is a preview."""
     at = opened(page)
-    chosen = at.session_state["selection"]
-    choices = replace(getattr(chosen, page), model=ModelChoice(model, numbers="bfloat16"), view=view)
-    at.session_state["selection"] = replace(chosen, **{page: choices})
-    at = settled(at.run())
-    assert not at.error, at.error[0].value
-    return unescape(shown(at))
+    for view in views:
+        chosen = at.session_state["selection"]
+        choices = replace(getattr(chosen, page), model=ModelChoice(model, numbers="bfloat16"), view=view)
+        at.session_state["selection"] = replace(chosen, **{page: choices})
+        at = settled(at.run()) if view == views[0] else at.run()
+        assert not at.exception, view
+        assert not at.error, f"{view}: {at.error[0].value}"
+        told = unescape(shown(at))
+        assert f"({cached.PREVIEW_WORDS})" in told, view
+        assert cached.PREVIEW_NOTE in told, view
 
 
 @needs_models
-@pytest.mark.parametrize("view", get_args(ImageView))
-def test_every_view_of_a_picture(view):
-    page = in_preview("image", "picture-classifier", view)
-    assert f"({cached.PREVIEW_WORDS})" in page
-    assert cached.PREVIEW_NOTE in page
+def test_every_view_of_a_picture():
+    walk_in_preview("image", "picture-classifier", get_args(ImageView))
 
 
 @needs_models
-@pytest.mark.parametrize("view", get_args(TextView))
-def test_every_view_of_a_text(view):
-    page = in_preview("text", "sentiment", view)
-    assert f"({cached.PREVIEW_WORDS})" in page
-    assert cached.PREVIEW_NOTE in page
+def test_every_view_of_a_text():
+    walk_in_preview("text", "sentiment", get_args(TextView))

@@ -517,6 +517,7 @@ def test_the_page_of_a_text(app_page: WatchedPage, app_server: Any) -> None:
     page.get_by_role("option").nth(1).click()
     expect(page).to_have_url(re.compile("beside="), timeout=MINUTES)
     expect(words.get_by_text(re.compile("Rank correlation with that for"))).to_have_count(1, timeout=MINUTES)
+    settle(app_page)  # a click on controls that are just being replaced is lost
     page.get_by_test_id("stButtonGroup").get_by_role("button", name=re.compile("Leave one out")).click()
     expect(words.get_by_text("Leave one out").first).to_be_visible(timeout=MINUTES)
     trust = page.locator(".st-key-text_evidence_trust")

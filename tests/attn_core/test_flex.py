@@ -207,6 +207,7 @@ def test_pytorch_gives_the_same(dtype: torch.dtype, case: Case, score: str | Non
 
 
 @uncompiled
+@settings(max_examples=40)
 @given(case=cases(), scale=st.sampled_from([0.0, 0.3, None]))
 def test_both_take_the_scale_as_it_is(case: Case, scale: float | None) -> None:
     expected = attention(case.query, case.key, case.value, scale=scale)

@@ -17,7 +17,7 @@ WAY_TITLES: Mapping[Way, str] = MappingProxyType(
         "dense": "Written out",
         "sdpa": "PyTorch SDPA",
         "fused": "Fused with log-sum-exp",
-        "compiled": "Compiled here",
+        "compiled": "C kernel",
         "tiled": "Tiles",
         "triton": "Triton kernel",
         "flex": "FlexAttention",

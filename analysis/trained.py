@@ -329,6 +329,13 @@ def backbone_of(model: OfferedModel) -> BundledModel | None:
     return model if isinstance(model, BundledModel) else model.backbone
 
 
+def has_preview(name: str) -> bool:
+    """Whether a model may be computed in half precision: all but those that our own code computes alone, which are
+    small and have no products that gain by it."""
+    model = find_offered(name)
+    return model is None or backbone_of(model) is not None
+
+
 def is_ready(model: OfferedModel) -> bool:
     """Whether a model can be loaded without bringing anything."""
     backbone = backbone_of(model)

@@ -20,7 +20,7 @@ import streamlit as st
 from analysis.figure_data import ColourMapName
 from analysis.pairs import PairFilter
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
-from analysis.trained import OFFERED
+from analysis.trained import OFFERED, has_preview
 from dashboard.adversarial_choices import (
     ADVERSARIAL_PARAMETERS,
     AdversarialChoices,
@@ -552,7 +552,8 @@ def _read_model(choices: Any, value: str, params: Mapping[str, str]) -> Any:
     revision = params.get("rev")
     if revision is not None and revision_problem(revision) is not None:
         revision = None
-    numbers: Numbers = "bfloat16" if params.get("numbers") == "bfloat16" else "auto"
+    previewed = params.get("numbers") == "bfloat16" and has_preview(value)
+    numbers: Numbers = "bfloat16" if previewed else "auto"
     known = value == choices.model.name and revision == choices.model.revision and not choices.model.asked
     if known:
         return replace(choices, model=replace(choices.model, numbers=numbers))
@@ -569,7 +570,7 @@ def _read_revision(choices: Any, value: str, params: Mapping[str, str]) -> Any:
 
 def _read_numbers(choices: Any, value: str, params: Mapping[str, str]) -> Any:
     """Read with the model; a processor that has no bfloat16 would compute a preview slowly."""
-    return choices if value == "bfloat16" and "model" in params else None
+    return choices if value == "bfloat16" and "model" in params and has_preview(params["model"]) else None
 
 
 def _read_text_sample(choices: TextChoices, value: str, _: Mapping[str, str]) -> TextChoices | None:

@@ -19,7 +19,7 @@ import streamlit as st
 from analysis.estimate import available_memory, bytes_in_words
 from analysis.processor import multiplies_bfloat16
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES, sample_picture_bytes
-from analysis.trained import OFFERED
+from analysis.trained import OFFERED, has_preview
 from dashboard import cached, selection
 from dashboard.frame import heading, literal, note
 from dashboard.model_root import PREFIX, folder_choices
@@ -488,7 +488,8 @@ def _numbers(modality: Modality, chosen: ModelChoice) -> None:
 def _gains_by_preview(shared: cached.SharedModel) -> bool:
     model = shared.model
     return (
-        model.seam
+        has_preview(model.name)
+        and model.seam
         and str(model.device) == "cpu"
         and str(model.dtype) == "torch.float32"
         and multiplies_bfloat16()

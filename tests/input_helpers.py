@@ -120,3 +120,13 @@ T5 = {
 VIT = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "patch_size": 16,
 }  # fmt: skip
+
+
+def loud_classifier(folder: Path) -> LoadedModel:
+    """A BERT of three classes with weights so large that every token matters."""
+    model = loaded(folder, "BertForSequenceClassification", "BertConfig", word_piece(), num_labels=3, **BERT)
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(8.0)
+    return model

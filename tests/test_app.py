@@ -23,7 +23,9 @@ from analysis.catalogue import BUNDLED, is_installed
 from analysis.export import export_figure
 from analysis.samples import PICTURE_SAMPLES, TEXT_SAMPLES
 from dashboard import cached, figures, long_runs
+from dashboard.evidence_jobs import Jobs
 from dashboard.first_paint import read_example
+from dashboard.kept import Kept
 from dashboard.live import text_source
 from dashboard.model_root import VARIABLE
 from dashboard.provenance import VERSION
@@ -65,6 +67,16 @@ def settled(at: AppTest) -> AppTest:
     at.run()
     assert not at.exception
     return at
+
+
+def let_nothing_start(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    """Every pass takes long and waits to be started, with jobs and answers of this test alone."""
+    jobs, kept = Jobs(), Kept(lambda: 2**40)
+    monkeypatch.setattr(long_runs, "jobs", lambda: jobs)
+    monkeypatch.setattr(long_runs, "kept", lambda: kept)
+    monkeypatch.setattr(long_runs, "INLINE_SECONDS", -1.0)
+    monkeypatch.setattr(long_runs, "OFFER_SECONDS", -1.0)
+    return jobs
 
 
 def component(at: AppTest, name: str) -> tuple[dict, dict]:

@@ -26,12 +26,10 @@ from analysis.rollout import rollout_row
 from attn_core.budget import memory_budget
 from attn_core.errors import MemoryBudgetError, UnsupportedModelError
 from dashboard import long_runs
-from dashboard.evidence_jobs import Jobs
 from dashboard.figures import PICTURE_PIXELS, patch_map_payload, unpack
-from dashboard.kept import Kept
 from dashboard.selection import default_selection, from_query, to_query
 from tests.input_helpers import BERT, GPT2, byte_level, loaded, word_piece
-from tests.test_app import opened, shown
+from tests.test_app import let_nothing_start, opened, shown
 from tests.tiny_models import BY_NAME
 
 TEXT = "The film is not bad, surprisingly, and the house is old."
@@ -379,11 +377,7 @@ def test_a_large_picture_comes_with_its_own_pixels_and_a_small_one_once():
 @pytest.mark.skipif(not is_installed(VIT_S14), reason="bundled models are not installed; run make bundled")
 def test_the_page_around_a_long_pass_is_there_before_its_view(monkeypatch):
     """Title, the switch of views and the link: before the pass, and where the view itself has to wait."""
-    jobs, kept = Jobs(), Kept(lambda: 2**40)
-    monkeypatch.setattr(long_runs, "jobs", lambda: jobs)
-    monkeypatch.setattr(long_runs, "kept", lambda: kept)
-    monkeypatch.setattr(long_runs, "INLINE_SECONDS", -1.0)
-    monkeypatch.setattr(long_runs, "OFFER_SECONDS", -1.0)
+    jobs = let_nothing_start(monkeypatch)
     at = opened("image")
 
     def start():

@@ -28,13 +28,11 @@ from analysis.inputs import encode_text
 from analysis.models import LoadedModel
 from analysis.reading import encode_document
 from attn_core.factored import FactoredMap
-from dashboard import long_runs, text_reading
+from dashboard import text_reading
 from dashboard.document_places import part_of, places_of
-from dashboard.evidence_jobs import Jobs
-from dashboard.kept import Kept
 from dashboard.selection import TextReading
 from tests.capture_helpers import captured
-from tests.test_app import opened, shown
+from tests.test_app import let_nothing_start, opened, shown
 from tests.tiny_models import ARCHITECTURES
 
 REPOSITORY = Path(__file__).parent.parent
@@ -200,16 +198,7 @@ def test_long_context_models_are_captured_without_n_by_n() -> None:
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """With weights so large that every token matters."""
-    folder = tmp_path_factory.mktemp("classifier")
-    model = tiny.loaded(
-        folder, "BertForSequenceClassification", "BertConfig", tiny.word_piece(), num_labels=3, **tiny.BERT
-    )
-    with torch.no_grad():
-        for parameter in model.module.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(8.0)
-    return model
+    return tiny.loud_classifier(tmp_path_factory.mktemp("classifier"))
 
 
 TEXT = " ".join(tiny.SENTENCES)
@@ -356,11 +345,7 @@ def _labels(text: str) -> list[TokenLabel]:
 @pytest.mark.skipif(not is_installed(MINILM), reason="bundled models are not installed; run make bundled")
 def test_the_page_around_a_long_pass_is_there_before_its_view(monkeypatch: pytest.MonkeyPatch) -> None:
     """Title, the switch of views and the link, while the pass waits to be started."""
-    jobs, kept = Jobs(), Kept(lambda: 2**40)
-    monkeypatch.setattr(long_runs, "jobs", lambda: jobs)
-    monkeypatch.setattr(long_runs, "kept", lambda: kept)
-    monkeypatch.setattr(long_runs, "INLINE_SECONDS", -1.0)
-    monkeypatch.setattr(long_runs, "OFFER_SECONDS", -1.0)
+    let_nothing_start(monkeypatch)
     at = opened("text")
     for view in ("head", "rollout"):
         at.button_group(key="text_view").set_value(view).run()

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from analysis.catalogue import BUNDLED, is_installed
+from analysis.models import load_model
 from analysis.processor import flags_multiply_bfloat16
-from dashboard import cached
+from analysis.trained import has_preview
+from attn_core.errors import UnsupportedModelError
+from dashboard import cached, sidebar
 from dashboard.selection import ImageView, ModelChoice, TextView, default_selection, from_query, to_query
 from tests.test_app import opened, settled, shown
 
@@ -40,6 +43,31 @@ def test_links_carry_the_preview_and_leave_it_with_another_model():
     wrong = from_query({"model": "minilm", "numbers": "float16"}, start, "text")
     assert wrong.text.model.numbers == "auto"
     assert "numbers" in wrong.notes[0]
+
+
+def test_small_models_of_our_own_have_none():
+    """The weights of additive attention do not sum to 1 in bfloat16."""
+    found = from_query({"model": "recurrent-sentiment", "numbers": "bfloat16"}, default_selection(), "text")
+    assert found.text.model == ModelChoice("recurrent-sentiment")
+    assert "numbers" in found.notes[0]
+    with pytest.raises(UnsupportedModelError, match="float32 or float64 but is asked for bfloat16"):
+        load_model("recurrent-sentiment", dtype="bfloat16")
+    assert has_preview("some-one/some-model")
+    assert has_preview("minilm-from-scratch")
+
+
+@needs_models
+def test_the_sidebar_offers_it_where_it_gains(monkeypatch):
+    monkeypatch.setattr(sidebar, "multiplies_bfloat16", lambda: True)
+    for model, offered in (("sentiment", True), ("recurrent-sentiment", False)):
+        at = opened()
+        chosen = at.session_state["selection"]
+        at.session_state["selection"] = replace(chosen, text=replace(chosen.text, model=ModelChoice(model)))
+        at = settled(at.run())
+        assert bool([group for group in at.button_group if group.key == "text_numbers"]) == offered
+    monkeypatch.setattr(sidebar, "multiplies_bfloat16", lambda: False)
+    at = opened()
+    assert not [group for group in at.button_group if group.key == "text_numbers"]
 
 
 @needs_models

@@ -16,8 +16,13 @@ def load_recurrent(source: Source, *, device: torch.device, dtype: torch.dtype) 
     """The classifier of a verified trained part.
 
     Raises:
-        UnsupportedModelError: if the weights do not fit what ``trained.json`` says of them.
+        UnsupportedModelError: for half precision, or if the weights do not fit what ``trained.json`` says of them.
     """
+    if dtype.itemsize < 4:
+        raise UnsupportedModelError(
+            f"load_model: {source.title} computes in float32 or float64 but is asked for "
+            f"{str(dtype).removeprefix('torch.')}, in which weights do not sum to 1; leave dtype out."
+        )
     part = source.part
     assert part is not None
     width, words = int(part.facts["width"]), part.facts["words"]

@@ -211,11 +211,11 @@ void strip_attention(const float *query, int64_t heads, int64_t rows, int64_t ke
                                    sum_stride);
             }
             for (int64_t i = 0; i < count; i++) {
-                const float share = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;
+                const float share = total[i] == 0.0f ? 0.0f : 1.0f / total[i]; /* NaN where something is not a number */
                 float *into = context + head * context_head_stride + (row + i) * context_row_stride;
                 for (int64_t k = 0; k < value_width; k++) into[k] = sums[i * sum_stride + k] * share;
                 log_sum_exp[head * lse_head_stride + row + i] =
-                    total[i] > 0.0f ? largest[i] + logf(total[i]) : -INFINITY;
+                    total[i] == 0.0f ? -INFINITY : largest[i] + logf(total[i]);
             }
         }
 }

@@ -76,6 +76,19 @@ def test_rows_keys_and_values_may_lie_anywhere(sizes: tuple[int, ...]) -> None:
         assert torch.equal(found.lse, expected.lse)
 
 
+def test_what_is_not_a_number_is_told_in_its_own_rows_and_not_taken_for_an_empty_one() -> None:
+    query, key, value = drawn(1, 1, 1, 80, 300, 8, 8)
+    query[0, 0, 3] = float("nan")
+    query[0, 0, 5, 0] = float("inf")
+    found, fused = (flash_attention(query, key, value, impl=impl) for impl in ("compiled", "fused"))
+    for rows in (3, 5):
+        assert found.context[0, 0, rows].isnan().all()
+        assert found.lse[0, 0, rows].isnan()
+    rest = [row for row in range(80) if row not in (3, 5)]
+    assert_close(found.context[:, :, rest], fused.context[:, :, rest])
+    assert_close(found.lse[:, :, rest], fused.lse[:, :, rest])
+
+
 def test_whoever_watches_hears_of_every_strip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_forward, "STRIP_WEIGHTS", 72 * 100 * 2)
     query, key, value = drawn(1, 2, 2, 200, 100, 8, 8)

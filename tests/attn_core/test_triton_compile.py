@@ -6,11 +6,6 @@ The test compiles a choice; `python -m tests.attn_core.compile_triton all` compi
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,21 +13,15 @@ import pytest
 pytest.importorskip("triton", reason="Triton is built for Linux alone")
 
 from tests.attn_core.compile_triton import variants
+from tests.attn_core.triton_target import compiled_apart
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 VARIANTS = variants()
 
 
 @pytest.fixture(scope="module")
 def machine_code() -> dict[str, dict[str, Any]]:
     """What became of each variant."""
-    variables = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.attn_core.compile_triton", *VARIANTS],
-        cwd=ROOT, env=variables, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return {line["name"]: line for line in map(json.loads, ran.stdout.splitlines())}
+    return compiled_apart("tests.attn_core.compile_triton", VARIANTS)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -6,9 +6,13 @@ that are one are known to the compiler as they would be on a GPU. Run it in a pr
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @dataclass(frozen=True)
@@ -98,3 +104,14 @@ def compiled(
 def report(results: list[Compiled]) -> list[dict[str, Any]]:
     """The results as JSON takes them."""
     return [asdict(result) for result in results]
+
+
+def compiled_apart(module: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What became of each kernel of some variants, by its name: compiled by a process without the interpreter."""
+    variables = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-m", module, *names],
+        cwd=ROOT, env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return {line["name"]: line for line in map(json.loads, ran.stdout.splitlines())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch.testing import assert_close
 
 from analysis.evidence import document
@@ -18,16 +17,7 @@ TEXT = " ".join(tiny.SENTENCES)
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """With weights so large that every token matters."""
-    folder = tmp_path_factory.mktemp("classifier")
-    model = tiny.loaded(
-        folder, "BertForSequenceClassification", "BertConfig", tiny.word_piece(), num_labels=3, **tiny.BERT
-    )
-    with torch.no_grad():
-        for parameter in model.module.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(8.0)
-    return model
+    return tiny.loud_classifier(tmp_path_factory.mktemp("classifier"))
 
 
 @pytest.fixture

@@ -8,8 +8,11 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
+from analysis.adversarial.measures import class_probabilities
 from analysis.catalogue import BUNDLED, is_installed
+from analysis.evidence.targets import Outputs, class_logit, class_probability
 from analysis.models import load_model
 from analysis.processor import flags_multiply_bfloat16
 from analysis.trained import has_preview
@@ -54,6 +57,19 @@ def test_small_models_of_our_own_have_none():
         load_model("recurrent-sentiment", dtype="bfloat16")
     assert has_preview("some-one/some-model")
     assert has_preview("minilm-from-scratch")
+
+
+def test_answers_of_half_precision_are_reckoned_with_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, generator=generator).bfloat16()
+    outputs = Outputs(logits, torch.randn(2, 4, 5, generator=generator).bfloat16(), torch.arange(4))
+    shares = class_probabilities(("a", "b", "c")).read(outputs)
+    torch.testing.assert_close(shares, logits.float().softmax(-1))
+    torch.testing.assert_close(class_logit(1).value(outputs), logits[:, 1].float())
+    torch.testing.assert_close(class_probability(1).value(outputs), logits.float().softmax(-1)[:, 1])
+    assert outputs.embedding("mean").dtype == torch.float32
+    exact = Outputs(logits.double(), None, torch.arange(4))
+    assert class_logit(1).value(exact).dtype == torch.float64
 
 
 @needs_models

@@ -401,6 +401,9 @@ def test_kernels_get_query_and_key_as_they_were_recorded():
     assert torch.equal(whole[0], query.half())
     assert torch.equal(whole[1], key.half())
     one = factors.of_head(3).whole
+    assert {tensor.dtype for tensor in (*whole[:2], *one[:2])} == {
+        torch.float16
+    }  # equal takes no notice of it
     assert torch.equal(one[0], query[:, 3:].half())
     assert torch.equal(one[1], key[:, 1:].half())
     assert torch.equal(Factors.of(query, key, lse, Scoring(1.0)).whole[0], query)

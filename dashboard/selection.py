@@ -342,10 +342,15 @@ def tell(*notes: str) -> None:
     st.session_state[_RECORD_KEY] = replace(selection, notes=selection.notes + fresh)
 
 
-def take_notes() -> tuple[str, ...]:
-    """The sentences kept by ``tell``, once."""
+def take_notes(*, keep: bool = False) -> tuple[str, ...]:
+    """The sentences kept by ``tell``, once.
+
+    Args:
+        keep: for a page that will run again by itself, before anybody has read them.
+    """
     selection = current()
-    st.session_state[_RECORD_KEY] = replace(selection, notes=())
+    if not keep:
+        st.session_state[_RECORD_KEY] = replace(selection, notes=())
     return selection.notes
 
 

@@ -480,6 +480,23 @@ def test_a_link_with_nonsense_is_told_and_harmless():
     assert any("layer, model" in element.value for element in at.info)
 
 
+@pytest.mark.parametrize("page", ["text", "image"])
+def test_what_was_left_out_of_a_link_is_told_until_the_model_is_there(monkeypatch, page):
+    """The page runs again when its model has been loaded: nobody would have read what it told before."""
+    at = opened(page)
+    ready = cached.model_if_ready
+    monkeypatch.setattr(cached, "model_if_ready", lambda *_: None)
+    at.session_state["selection"] = replace(at.session_state["selection"], notes=("Something was left out.",))
+    for _ in range(2):
+        at.run()
+        assert [element.value for element in at.info] == ["Something was left out."]
+    monkeypatch.setattr(cached, "model_if_ready", ready)
+    at.run()
+    assert [element.value for element in at.info] == ["Something was left out."]
+    at.run()
+    assert not at.info
+
+
 def test_a_link_to_an_unbundled_model_loads_nothing_before_asking():
     at = AppTest.from_file(APP, default_timeout=120)
     at.query_params["model"] = "some-one/some-model"

@@ -119,7 +119,7 @@ def workspace() -> None:
     """Draw the area for the current selection."""
     with page_boundary():
         choices = current().text
-        for sentence in take_notes():
+        for sentence in take_notes(keep=cached.model_if_ready(*choices.model.request) is None):
             st.info(sentence, icon=":material/info:")
         try:
             shown = opened(choices)
